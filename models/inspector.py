@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import hashlib
 import json
 import os
 import select
@@ -12,16 +11,14 @@ import signal
 import sys
 import threading
 from bisect import bisect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
-from edgekv.common import json_file
 from edgekv.common.errors import ModelError
+from edgekv.models.kept import Kept, identity
 from edgekv.models.reader import open_gguf
 
 if TYPE_CHECKING:
@@ -35,9 +32,6 @@ MOST_CELLS = 1 << 18
 
 TIMEOUT_S = 300.0
 """On a system that does not limit what the process computes (`inspecting.MOST_S`)."""
-
-MOST_FILES = 200
-"""Of answers in the cache folder; the oldest go."""
 
 F16 = 1
 
@@ -145,12 +139,12 @@ class Inspector:
     def __init__(self, path: Path, ends: Mapping[Path, int]):
         """ends: of the last tensor in each of its parts, which may hold headers alone."""
         self._path, self._ends = path, ends
-        self._kept = _Kept(path, _identity(ends))
+        self._kept = _Answers(path, identity(ends), "answers.json")
         self._made: dict[tuple[Asked, int], Inspected] = {}
 
     def is_current(self) -> bool:
         """Whether the file is what it was."""
-        return self._kept.of == _identity(self._ends)
+        return self._kept.of == identity(self._ends)
 
     def first(self) -> Inspected:
         """The shortest context. Raises ModelError."""
@@ -196,7 +190,7 @@ class Inspector:
         if sizes:
             found = _process().ask(self._path, {"parts": [(str(part.absolute()), end) for part, end in self._ends.items()],
                                                 "sizes": list(sizes.values())})
-            self._kept.keep(asked, dict(zip(sizes, found, strict=True)))
+            self._kept.add(asked, dict(zip(sizes, found, strict=True)))
         for n in n_cells:
             if (asked, n) not in self._made:  # plans ask for the same few lengths hundreds of times
                 self._made[asked, n] = _read(self._kept.get(n, asked))
@@ -249,22 +243,8 @@ def _read(found: dict[str, Any]) -> Inspected:
                                 "template": bool(found["template"])})
 
 
-def _identity(parts: Iterable[Path]) -> list[str | int]:
-    from edgekv._native.device_calls import sources
-
-    states = [(str(part.absolute()), part.stat()) for part in parts]
-    return [sources(), *(one for name, state in states for one in (name, state.st_size, state.st_mtime_ns))]
-
-
-class _Kept:
-    """Answers about a file, in memory and in the user's cache folder, as long as the file and our libraries stay what they are."""
-
-    def __init__(self, path: Path, of: list[str | int]):
-        self.of = of
-        name = hashlib.blake2b(str(path.absolute()).encode(errors="surrogateescape"), digest_size=12).hexdigest()
-        self._file = Path(platformdirs.user_cache_dir("edgekv")) / "models" / f"{name}.json"
-        read = json_file.read(self._file)
-        self._answers: dict[str, dict[str, Any]] = read["answers"] if read.get("of") == self.of else {}
+class _Answers(Kept):
+    """Answers about a file."""
 
     def has(self, n_cells: int, asked: Asked) -> bool:
         return f"{n_cells}" in self._of_kind(asked)
@@ -276,15 +256,13 @@ class _Kept:
     def points(self, asked: Asked) -> list[int]:
         return sorted(map(int, self._of_kind(asked)))
 
-    def keep(self, asked: Asked, found: dict[int, dict[str, Any]]) -> None:
+    def add(self, asked: Asked, found: dict[int, dict[str, Any]]) -> None:
         self._of_kind(asked).update({f"{n}": one for n, one in found.items()})
-        with contextlib.suppress(OSError):  # asked again each time then
-            json_file.replace(self._file, {"of": self.of, "answers": self._answers}, indent=None)
-            for old in sorted(self._file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)[:-MOST_FILES]:
-                old.unlink()
+        self.keep()
 
     def _of_kind(self, asked: Asked) -> dict[str, Any]:
-        return self._answers.setdefault(" ".join(str(int(one)) for one in astuple(asked)), {})
+        found: dict[str, Any] = self.facts.setdefault(" ".join(str(int(one)) for one in astuple(asked)), {})
+        return found
 
 
 class _Process:

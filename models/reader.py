@@ -1,11 +1,18 @@
 """Reads the metadata of a GGUF file with ggml's own reader, and says in one sentence what is wrong with any other file."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgekv.common.errors import ModelError
+from edgekv.models.kept import Kept, identity, settled
+
+if TYPE_CHECKING:
+    from edgekv._native.gguf_header import GgufHeader
 
 HEADER_ONLY = "edgekv.header_only"
 """Key of files that were written without their tensors, for planning."""
@@ -15,6 +22,9 @@ MAPPED_AT = 32
 
 _VERSIONS = (2, 3)
 """Of GGUF, that llama.cpp reads."""
+
+_MOST_NUMBERS = 1024
+"""Of an array that is kept: one for each layer, and not one for each token of a vocabulary, which takes most of the time of reading a header."""
 
 # First bytes of files that people take for models.
 _FOREIGN = [
@@ -46,30 +56,50 @@ class TensorInfo:
 
 
 class MetadataReader:
-    """The header of a file: its fields and its tensors. Arrays of texts have a length, and `texts()`."""
+    """The header of a file: its fields and its tensors. Arrays of texts have a length, and `texts()`. A file that was opened before is not read again,
+    but for long arrays."""
 
     def __init__(self, path: Path):
         """Raises ValueError in ggml's words where it cannot read the header, NativeError without our libraries."""
+        self.path, self.n_bytes = path, path.stat().st_size
+        kept = Kept(path, identity([path]), "header.json")
+        if not kept.facts:
+            kept.facts = _facts(self._header)
+            if settled(path):
+                kept.keep()
+        self._lengths, self._values = kept.facts["lengths"], kept.facts["values"]
+        self.tensor_infos = [TensorInfo(name, tuple(shape), *more) for name, shape, *more in kept.facts["tensors"]]
+
+    @cached_property
+    def _header(self) -> GgufHeader:
         from edgekv._native.gguf_header import GgufHeader  # where the libraries are missing, only what needs them says so
 
-        self._header = GgufHeader(path)
-        self.path, self.n_bytes = path, path.stat().st_size
-        self.tensor_infos = [TensorInfo(*one) for one in self._header.tensors()]
+        return GgufHeader(self.path)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._header.fields
+        return key in self._lengths
 
     def value(self, key: str, default: Any = None) -> Any:
         """The value of a scalar or text, a list for an array of numbers, `default` where the file does not say."""
+        if key in self._values:
+            return self._values[key]
         return self._header.value(key) if key in self else default
 
     def length(self, key: str) -> int:
         """Number of elements of an array; 0 if there is none."""
-        return self._header.length(key) if key in self else 0
+        length: int = self._lengths.get(key, 0)
+        return length
 
     def texts(self, key: str) -> list[bytes]:
         """An array of texts; empty if there is none."""
         return self._header.texts(key) if key in self else []
+
+
+def _facts(header: GgufHeader) -> dict[str, Any]:
+    """A header without its long arrays."""
+    lengths = {key: header.length(key) for key in header.fields}
+    return {"lengths": lengths, "values": {key: header.value(key) for key, n in lengths.items() if n <= _MOST_NUMBERS},
+            "tensors": list(header.tensors())}
 
 
 def open_gguf(path: Path, whole: bool = True) -> MetadataReader:

@@ -10,7 +10,7 @@ from support.serve_process import serving
 
 from edgekv.common.errors import EXIT_MODEL, ModelError
 from edgekv.config import CacheOptions
-from edgekv.models import geometry, inspector
+from edgekv.models import geometry, inspector, kept, reader
 from edgekv.planning.allocations import Slots, work_bytes
 
 import llama_cpp
@@ -64,17 +64,30 @@ def test_tokens_that_end_an_answer(default_model):
     assert geometry(default_model).ends == ends and len(ends) > 2
 
 
-def test_a_second_question_starts_no_process(synthetic, tmp_path, monkeypatch):
+def test_a_second_question_starts_no_process_and_reads_no_header(synthetic, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "SETTLED_NS", -(1 << 62))
     path = with_keys(synthetic(), tmp_path / "model.gguf", {})
     first = geometry(path)
     home = first.kv_bytes(512)
     monkeypatch.setattr(inspector, "_opened", lambda opened={}: opened)  # as a new process has it
     monkeypatch.setattr(inspector._Process, "ask", lambda *_: pytest.fail("it asked again"))
-    assert geometry(path) == first and geometry(path).kv_bytes(512) == home
-    with_keys(synthetic(), path, {"context_length": 512})
-    os.utime(path, ns=(1, 1))
+    with monkeypatch.context() as patched:
+        patched.setattr(reader.MetadataReader, "_header", property(lambda _: pytest.fail("it read again")))
+        assert geometry(path) == first and geometry(path).kv_bytes(512) == home
+        with_keys(synthetic(), path, {"context_length": 512})
+        os.utime(path, ns=(1, 1))
+        with pytest.raises(pytest.fail.Exception, match="read again"):
+            geometry(path)
     with pytest.raises(pytest.fail.Exception, match="asked again"):
         geometry(path)
+
+
+def test_a_header_of_a_file_that_may_still_change_is_not_kept(synthetic, tmp_path, monkeypatch):
+    """Its times do not tell two writes apart that follow each other within a tick of the file system's clock."""
+    monkeypatch.setattr(kept, "SETTLED_NS", 1 << 62)
+    path = with_keys(synthetic(), tmp_path / "model.gguf", {"context_length": 512})
+    assert geometry(path).n_ctx_train == 512
+    assert not kept.Kept(path, kept.identity([path]), "header.json").facts
 
 
 def test_a_file_that_ends_llama_cpp_is_a_sentence(synthetic, tmp_path):

@@ -270,7 +270,12 @@ def test_split_model(synthetic, tmp_path):
         geometry(parts[0])
 
 
-def test_a_header_is_read_as_gguf_reads_it(default_model):
+@pytest.mark.parametrize("again", [False, True])
+def test_a_header_is_read_as_gguf_reads_it(default_model, again, tmp_path, monkeypatch):
+    """And as it was kept."""
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path))
+    if again:
+        open_gguf(default_model)
     ours, theirs = open_gguf(default_model), gguf.GGUFReader(default_model)
     fields = {name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
     assert fields and "general.languages" in fields

@@ -13,6 +13,7 @@ import llama_cpp  # noqa: E402
 
 _upstream = logging.getLogger("edgekv.llama.cpp")
 _upstream.addHandler(logging.NullHandler())  # otherwise Python prints warnings to standard error
+_stock = logging.getLogger("llama-cpp-python")  # whose level says whether a Llama is verbose
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # of enum ggml_log_level
 
 
@@ -20,9 +21,12 @@ _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERR
 def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
     """Log llama.cpp's messages, and print them to standard error where `verbose` asks for them. It replaces llama_cpp's own callback, which
     numbers the levels as an older ggml did and so prints unwanted warnings."""
+    kind, verbose = _LEVELS.get(level, logging.DEBUG), _stock.level <= logging.DEBUG
+    if not verbose and not _upstream.isEnabledFor(kind):
+        return  # as most do: a model has some thousand
     words = text.decode("utf-8", "replace")
-    _upstream.log(_LEVELS.get(level, logging.DEBUG), "%s", words.rstrip())
-    if logging.getLogger("llama-cpp-python").level <= logging.DEBUG:
+    _upstream.log(kind, "%s", words.rstrip())
+    if verbose:
         print(words, end="", file=sys.stderr, flush=True)
 
 

@@ -76,8 +76,8 @@ def place(kv: KvOptions, model: Path | None = None) -> Placement:
         return Placement(DeviceKind.HOST)
     kind = DeviceKind.CUDA if asked == AUTO_DEVICE else DeviceKind(asked)
     found = devices(kind)
-    if why := _why_not(kind, found):
-        seen = found[0].name if found else next(iter(nvidia_gpus()[0]), None)
+    why, seen = _why_not(kind, found)
+    if why:
         if asked != AUTO_DEVICE:
             raise _refused(asked, why)
         return Placement(DeviceKind.HOST, warning=f"THE GPU IS NOT USED ({seen}): {why}; {_QUIET}" if seen else None)
@@ -144,22 +144,26 @@ def native_devices() -> Any | None:
 def why_no_gpu(kind: DeviceKind = DeviceKind.CUDA) -> str | None:
     """The reason why attention cannot run on a GPU here, as a clause; None: it can."""
     found = devices(kind)
-    return _why_not(kind, found) or (_cupy_problem(found[0]) if kind is DeviceKind.CUDA else None)
+    return _why_not(kind, found)[0] or (_cupy_problem(found[0]) if kind is DeviceKind.CUDA else None)
 
 
-def _why_not(kind: DeviceKind, found: list[DeviceInfo]) -> str | None:
-    """The reason why none of these devices of a kind can be used, not even by stock llama.cpp, as a clause; None: the first one can."""
-    if kind is DeviceKind.EMULATED:
-        return None if found else "the emulated device is not part of the package; build native/emulator and name its libedgekv-emulated in EDGEKV_EMULATOR"
+def _why_not(kind: DeviceKind, found: list[DeviceInfo]) -> tuple[str | None, str | None]:
+    """The reason why none of these devices of a kind can be used, not even by stock llama.cpp, as a clause; None: the first one can. And the GPU that is
+    there, None: there is none."""
     if found:
-        return library_problem() if found[0].usable else found[0].problem
+        return None if kind is DeviceKind.EMULATED else library_problem() if found[0].usable else found[0].problem, found[0].name
+    if kind is DeviceKind.EMULATED:
+        return "the emulated device is not part of the package; build native/emulator and name its libedgekv-emulated in EDGEKV_EMULATOR", None
     seen, problem = nvidia_gpus()
-    if not seen:
-        return problem
+    return (_unseen(seen[0]), seen[0]) if seen else (problem, None)
+
+
+def _unseen(seen: str) -> str:
+    """The reason why CUDA has no device although `nvidia_gpus` lists this one."""
     if not has_cuda_build():
-        cuda = next((cuda for cuda, driver in DRIVER_NEEDED.items() if _branch(seen[0]) >= driver), min(DRIVER_NEEDED))
+        cuda = next((cuda for cuda, driver in DRIVER_NEEDED.items() if _branch(seen) >= driver), min(DRIVER_NEEDED))
         return f'this build of EdgeKV has no CUDA code; in a checkout, pip install ".[cuda{cuda}]" builds it with the CUDA toolkit and EDGEKV_CUDA=on'
-    return library_problem() or _driver_problem(seen[0])
+    return library_problem() or _driver_problem(seen)
 
 
 def library_problem() -> str | None:

@@ -1,6 +1,6 @@
 // An engine without llama.cpp: two of them decode the same tokens, one told every step what to do, the other by a recorded graph that
 // is only replayed. What they leave - outputs, home, sketches, mass, counters - must be the same bytes: nothing that a node enqueues
-// may depend on what changes from step to step. Outputs of mode exact are compared with attend_reference() too.
+// may depend on what changes from step to step, nor on the order in which blocks, threads and streams run: the two never have the same one. Outputs of mode exact are compared with attend_reference() too.
 #include <climits>
 
 #include "engine_decoder.h"
@@ -14,10 +14,14 @@ bool same(const std::vector<T> & a, const std::vector<T> & b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-void check(const Options & options, int n_tokens) {
+void check(const Options & options, int n_tokens, Card card) {
+    draw_order(card, 0);
     Decoder told(options), replayed(options);
     for (int token = 0; token < n_tokens; ++token) {
-        const std::vector<float> a = told.step(token, false), b = replayed.step(token, true);
+        draw_order(card, 2 * token);
+        const std::vector<float> a = told.step(token, false);
+        draw_order(card, 2 * token + 1);
+        const std::vector<float> b = replayed.step(token, true);
         CHECK(same(a, b), "%s: token %d differs when it is replayed", options.name, token);
         for (int layer = options.sparse ? kLayers - 1 : 0; token % 7 == 0 && layer < kLayers; ++layer) {
             const auto weights = told.last_weights(layer);
@@ -67,6 +71,7 @@ void check(const Options & options, int n_tokens) {
 
 // Copies of rows change no bit of what a step leaves, in however few places. With enough of them, little of what was read over the link is left.
 void check_hot_rows() {
+    draw_order(Card::middling, 0);
     Decoder without({ true, 0, true, "no copies of rows" });
     std::vector<std::vector<float>> outs;
     constexpr int kTokens = 160;
@@ -75,6 +80,7 @@ void check_hot_rows() {
         const size_t before = gpu::emulator::link_bytes();
 #endif
         for (int token = 0; token < kTokens; ++token) {
+            draw_order(Card::middling, token * 8 + decoder.options.n_row_slots % 8);
             const std::vector<float> out = decoder.step(token, false);
             if (&decoder == &without) {
                 outs.push_back(out);
@@ -109,7 +115,8 @@ void check_hot_rows() {
 }
 
 // Tokens of a step are served together, or in a long context fewer at a time: the same outputs, mass and counts.
-void check_parts() {
+void check_parts(Card card) {
+    draw_order(card, 0);
     Decoder decoder({ true, 0, false, "parts" });
     constexpr int kTokens = 140, kNewest = 11;
     for (int token = 0; token < kTokens; ++token) {
@@ -151,6 +158,8 @@ void check_parts() {
 void check_staging(int n_splits, int n_pieces) {
     constexpr int kTokens = 32, kView = 256;
     constexpr size_t kBuffer = kCells * kCellBytes;
+    const Card card = n_pieces == 1 ? Card::middling : Card::largest;
+    draw_order(card, n_splits);
     Decoder decoder({ false, 0, false, "prompt", n_splits });
     gpu::GpuEngine & plane = *decoder.plane;
     DeviceArray<char> staging(4 * kBuffer);
@@ -162,6 +171,7 @@ void check_staging(int n_splits, int n_pieces) {
         return layer < 0 ? kNoPiece : EnginePiece{ layer, piece * n_heads, n_heads, at, at + kBuffer };
     };
     for (int turn = 0; turn < 4; ++turn) {
+        draw_order(card, 4 * n_splits + turn);
         std::mt19937 rng(turn);
         std::vector<float> values(kTokens * kHeads * kDim);
         std::generate(values.begin(), values.end(), [&] { return static_cast<float>(rng() % 1000); });
@@ -325,23 +335,24 @@ int main(int argc, char **) {
     }
     const bool all = argc > 1;
     const auto tokens = [all](int n) { return all ? kCells : n; };
-    check({ false, 0, true, "exact" }, tokens(140));  // over one change of the view
-    check({ false, 0, false, "exact, nothing in the arena" }, tokens(40));
-    check({ false, 600u << 10, true, "exact, a ring of few pages" }, tokens(120));
-    check({ false, 0, true, "exact, two splits", 2 }, tokens(100));
-    check({ false, 600u << 10, true, "exact, a ring of few pages, three splits", 3 }, tokens(120));
-    check({ true, 0, true, "sparse, three splits", 3 }, tokens(60));
+    check({ false, 0, true, "exact" }, tokens(140), Card::middling);  // over one change of the view
+    check({ false, 0, false, "exact, nothing in the arena" }, tokens(40), Card::largest);
+    check({ false, 600u << 10, true, "exact, a ring of few pages" }, tokens(120), Card::middling);
+    check({ false, 0, true, "exact, two splits", 2 }, tokens(100), Card::largest);
+    check({ false, 600u << 10, true, "exact, a ring of few pages, three splits", 3 }, tokens(120), Card::largest);
+    check({ true, 0, true, "sparse, three splits", 3 }, tokens(60), Card::middling);
     for (int n_splits = 1; n_splits <= 3; ++n_splits) {
         check_staging(n_splits, 1);
         check_staging(n_splits, kHeads);
     }
-    check({ true, 0, true, "sparse" }, tokens(210));
-    check({ true, 0, true, "sparse, the policy alone", 1, SketchKind::none }, tokens(100));
-    check({ true, 0, false, "sparse, nothing in the arena" }, tokens(60));
-    check({ true, 0, true, "sparse, copies of rows", 1, SketchKind::b3, 100 }, tokens(140));
-    check({ true, 0, false, "sparse, copies of rows alone", 3, SketchKind::b3, 100 }, tokens(70));
+    check({ true, 0, true, "sparse" }, tokens(210), Card::largest);
+    check({ true, 0, true, "sparse, the policy alone", 1, SketchKind::none }, tokens(100), Card::middling);
+    check({ true, 0, false, "sparse, nothing in the arena" }, tokens(60), Card::largest);
+    check({ true, 0, true, "sparse, copies of rows", 1, SketchKind::b3, 100 }, tokens(140), Card::middling);
+    check({ true, 0, false, "sparse, copies of rows alone", 3, SketchKind::b3, 100 }, tokens(70), Card::largest);
     check_hot_rows();
-    check_parts();
+    check_parts(Card::middling);
+    check_parts(Card::largest);
     check_generations();
 #if !defined(__CUDACC__)
     check_refusals();

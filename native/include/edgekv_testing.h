@@ -20,27 +20,6 @@ typedef struct {
 } edgekv_check_result;
 EDGEKV_API edgekv_check_result edgekv_check(const edgekv_context * ctx);
 
-/* Sampling as a function of arrays, for one query token and KV head, as mode sparse runs it in each layer. A group has 64 cells. Shares,
-   tops and sums are those of a scan of the sketches (native/src/kernels/sketch/sketch.h). */
-typedef struct {
-    int n_groups;
-    int group;                /* query heads */
-    const uint16_t * shares;  /* [group][64 * n_groups] */
-    const float * tops;       /* [group][n_groups] */
-    const float * sums;       /* [group][n_groups] */
-    const uint64_t * sight;   /* [n_groups][2]: a bit for each cell that is visible, and for each that is certain */
-    float resolution;
-    int exact_tokens;         /* a token that sees at most so many cells reads them all */
-    const int32_t * positions;  /* [64 * n_groups] of the cells */
-    uint32_t turn;            /* page_turn() */
-    int32_t * rows;           /* out [64 * n_groups], ascending */
-    float * weights;          /* out, one for each row */
-    int n_rows;               /* out */
-    int n_certain;            /* out */
-    double missed;            /* out: resolution times the estimated share of attention on cells that were not read */
-} edgekv_sample_args;
-EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
-
 /* The n-th call from now on, by libllama or a caller, of a function that may allocate finds no memory; 0: none fails. */
 EDGEKV_API void edgekv_throw_in(int n);
 

@@ -4,7 +4,6 @@
 #include "api/guard.h"
 #include "context/context.h"
 #include "cache/sketches.h"
-#include "kernels/select/sample.h"
 #include "attention/cpu/product_nodes.h"
 
 #include <cstring>
@@ -76,45 +75,6 @@ edgekv_check_result edgekv_check(const edgekv_context * ctx) {
         }
     }
     return out;
-}
-
-edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
-    if (isa < 0 || isa >= kNumIsa || !isa_supported(kAllIsa[isa])) {
-        return fail(EDGEKV_UNSUPPORTED, "this instruction set is not available on this machine or in this build");
-    }
-
-    Buffer scratch;
-    if (!scratch.reserve(sample_scratch_bytes(args->n_groups, args->group))) {
-        return fail(EDGEKV_NO_MEMORY, "there is no memory to sample rows");
-    }
-
-    std::vector<Sight> sight(args->n_groups);
-    for (int i = 0; i < args->n_groups; ++i) {
-        sight[i] = { args->sight[2 * i], args->sight[2 * i + 1] };
-    }
-
-    SampleProblem p = {};
-    p.n_groups     = args->n_groups;
-    p.group        = args->group;
-    p.shares       = args->shares;
-    p.tops         = args->tops;
-    p.sums         = args->sums;
-    p.cell_stride  = static_cast<size_t>(args->n_groups) * kGroupCells;
-    p.group_stride = args->n_groups;
-    p.sight        = sight.data();
-    p.resolution   = args->resolution;
-    p.exact_tokens = args->exact_tokens;
-    p.positions    = args->positions;
-    p.turn         = args->turn;
-    p.rows         = args->rows;
-    p.weights      = args->weights;
-    p.scratch      = scratch.data();
-
-    const SampleResult result = sample_rows(p, kAllIsa[isa]);
-    args->n_rows    = result.n_rows;
-    args->n_certain = result.n_certain;
-    args->missed    = result.missed;
-    return EDGEKV_OK;
 }
 
 void edgekv_leave_whole_layers(edgekv_context * ctx) {

@@ -176,6 +176,54 @@ void check_ends(const std::vector<Isa> & isas) {
     }
 }
 
+// Chances are the shares of attention: the mean over query heads of the softmax of what the token sees, of which a sink of the model takes a part.
+// Shares have eight bits, and are cut off there.
+void check_shares() {
+    constexpr double kTruncation = 1.0 / 128.0, kStep = 1.0 / kOne, kFloats = 1e-6;
+    for (const bool sinks : {false, true}) {
+        const SampleCase c{1, 1, 1, 5, 3, 20.0f, Logits::normal, sinks, true, 0};
+        SampleInstance in(c, 1);
+        const SampleProblem p = in.problem(c);
+        std::vector<double> attention(static_cast<size_t>(c.n_cells()));
+        for (int g = 0; g < c.group; ++g) {
+            std::vector<float> logits;
+            double total = sinks ? std::exp(in.sinks[g]) : 0.0;
+            for (int cell = 0; cell < c.n_cells(); ++cell) {
+                logits.push_back(may_be_read(p, cell) ? 3.0f * in.rng.normal() : -kInf);
+                total += std::exp(static_cast<double>(logits.back()));
+            }
+            for (int i = 0; i < c.n_groups; ++i) {
+                const size_t at = g * in.group_stride + static_cast<size_t>(i), first = g * in.cell_stride + static_cast<size_t>(i * kGroupCells);
+                const float top = *std::max_element(&logits[i * kGroupCells], &logits[i * kGroupCells] + kGroupCells);
+                in.tops[at] = top;
+                in.sums[at] = 0.0f;
+                for (int cell = 0; cell < kGroupCells && top > -kInf; ++cell) {  // without a top they stay NaN
+                    const float logit = logits[i * kGroupCells + cell];
+                    in.shares[first + static_cast<size_t>(cell)] = upper_half(std::exp(logit - top));
+                    in.sums[at] += std::exp(logit - top);
+                    attention[i * kGroupCells + cell] += std::exp(static_cast<double>(logit)) / total / c.group;
+                }
+            }
+        }
+        const SampledRows found(p);
+        for (int cell = 0; cell < c.n_cells(); ++cell) {
+            const double want = std::min(c.resolution * attention[cell], 1.0), got = found.by_share[cell] * kStep;
+            expect(got <= want * (1.0 + kFloats) + kStep && got >= want * (1.0 - kTruncation - kFloats) - kStep, c, "chance by share", got, want);
+        }
+    }
+}
+
+// The hash tells layers and heads apart: in each sixteenth of the circle lie nearly as many as in any other.
+void check_turns() {
+    int n[16] = {};
+    for (int i = 0; i < 80 * 8; ++i) {
+        n[page_turn(i / 8, i % 8, 5) >> 28] += 1;
+    }
+    for (const int of : n) {
+        CHECK(of > 20 && of < 60, "%d of 640", of);
+    }
+}
+
 // The mean over offsets 1 / 4096 apart of a sum of exponentials times values, each times its weight, is the sum over all cells: each cell is
 // read at as many offsets as its chance has in it, give or take 2.
 void check_mean(const std::vector<Isa> & isas) {
@@ -260,6 +308,8 @@ int main() {
     std::printf("\n");
     check_all(isas);
     check_ends(isas);
+    check_shares();
+    check_turns();
     check_mean(isas);
     check_positions(isas);
     return finish();

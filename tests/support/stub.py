@@ -5,7 +5,7 @@ layer sends each state to the token that follows it. So the answer depends on th
 may not follow, all others are as likely, and spaces less."""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -48,12 +48,12 @@ def cut(text: str | bytes, longest: int = 7) -> list[bytes]:
     return pieces
 
 
-def write_stub(path: Path, answers: str | Sequence[bytes] | Mapping[str, Sequence[bytes]], template: str | None = CHATML, *,  # noqa: PLR0913
+def write_stub(path: Path, answers: str | Sequence[bytes] | Mapping[str, Sequence[bytes]], template: str | None = CHATML, *,
                specials: Sequence[str] = SPECIALS, eos: str = "<|im_end|>", n_ctx: int = 32768,
-               pre_tokenizer: str = "default", control: bool = True, words: Iterable[str] = (), **strings: str) -> Path:
+               pre_tokenizer: str = "default", control: bool = True, **strings: str) -> Path:
     """Writes the model to `path`. `answers`: a text, its pieces, or {key: pieces}, where a key of one byte answers a prompt that
     ends with this byte and "" every other prompt. `specials` are tokens of their own (user-defined ones, visible in text, if not
-    `control`); an answer may hold them as pieces. Texts of these `words` take fewer tokens. `strings` are further metadata."""
+    `control`); an answer may hold them as pieces. `strings` are further metadata."""
     if isinstance(answers, str):
         answers = cut(answers)
     if not isinstance(answers, Mapping):
@@ -82,14 +82,6 @@ def write_stub(path: Path, answers: str | Sequence[bytes] | Mapping[str, Sequenc
             n_states += 1
         follows.append((state, ids[eos]))
     assert n_states <= STATES, f"{n_states} pieces are too many"
-    merges = [f"{LETTERS[ord('z')]} {LETTERS[ord('q')]}"]
-    for word in dict.fromkeys(spelled(f" {word}".encode()) for word in words):
-        for end in range(1, len(word)):
-            if word[:end + 1] not in ids:
-                ids[word[:end + 1]] = len(tokens)
-                tokens.append(word[:end + 1])
-                types.append(gguf.TokenType.NORMAL)
-                merges.append(f"{word[:end]} {word[end]}")
     embedding, output = (np.zeros((len(tokens), STATES), np.float32) for _ in range(2))
     for token in range(len(tokens)):
         embedding[token, state_of.get(token, 0)] = 1
@@ -114,7 +106,7 @@ def write_stub(path: Path, answers: str | Sequence[bytes] | Mapping[str, Sequenc
     writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges(merges)
+    writer.add_token_merges([f"{LETTERS[ord('z')]} {LETTERS[ord('q')]}"])
     writer.add_bos_token_id(ids[specials[0]])
     writer.add_eos_token_id(ids[eos])
     writer.add_add_bos_token(False)

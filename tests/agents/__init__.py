@@ -1,1 +1,0 @@
-"""Published clients against our server, without a network (tests/README.md)."""

@@ -243,7 +243,7 @@ SETTINGS = (
          usual="half way from the kept tokens to the trained length", where=()),
         row("policy", str, "Modes sparse and evict: what scores pages, one or several of ema, anchor, recent, h2o, snapkv, ...: `edgekv policies` lists them.",
          unit="NAME+...", usual=PlacementOptions.policy),
-        row("prefetch", str, "Mode sparse: what predicts the pages wanted next; one of none, previous, neighbour, rope, random.",
+        row("prefetch", str, "Mode sparse: what predicts the pages wanted next; one of none, previous, rope, random.",
          unit="NAME", usual=PlacementOptions.prefetch),
         row("observe", bool, "Attention mass is kept, for policies and observers.", usual="on", where=()),
         row("observe-prompt", bool, "In modes sparse and evict policies see the attention of a prompt's last tokens.", usual="on", where=()),

@@ -28,8 +28,6 @@ class Observation:
     """All pages from this one on are empty."""
     n_budget: int = 0
     """Pages that a head may keep, attend or have in the arena on average, those that are always taken included. 0: unknown."""
-    key_norms: np.ndarray | None = None
-    """float32 [layer, head, page]: mean L2 norm of the page's keys, zero where it is empty; None: no policy needs it."""
     n_unobserved: int = 0
     """Tokens of the run that were not observed: all of a prompt but the last ones of each stream. They come before those whose mass this is."""
     in_prompt: bool = False
@@ -50,5 +48,5 @@ class Observation:
             self, mass_sum=self.mass_sum[:, :, pages], mass_max=self.mass_max[:, :, pages], n_tokens=n_observed or n_tokens,
             observed=self.observed and n_observed > 0, changed=changed, page_positions=positions,
             position=int(positions[changed].max(initial=-1)), n_used_end=int(used[-1]) + 1 if len(used) else 0,
-            key_norms=None if self.key_norms is None else self.key_norms[:, :, pages], n_unobserved=n_tokens - n_observed if n_observed else 0,
+            n_unobserved=n_tokens - n_observed if n_observed else 0,
             in_prompt=n_prompt > 0, streams=None, copies=())

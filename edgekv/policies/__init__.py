@@ -21,10 +21,8 @@ from edgekv.policies.ema import Ema
 from edgekv.policies.ema_any import EmaAny
 from edgekv.policies.h2o import H2O
 from edgekv.policies.hierarchical import Hierarchical
-from edgekv.policies.knorm import KNorm
 from edgekv.policies.lfu import Lfu
 from edgekv.policies.lru import Lru
-from edgekv.policies.mlfq import Mlfq
 from edgekv.policies.morphkv import MorphKv
 from edgekv.policies.nacl import Nacl
 from edgekv.policies.none import NoPolicy
@@ -32,11 +30,9 @@ from edgekv.policies.oracle import Oracle
 from edgekv.policies.pyramidkv import PyramidKv
 from edgekv.policies.random import Random
 from edgekv.policies.recent import Recent
-from edgekv.policies.s3fifo import S3Fifo
 from edgekv.policies.snapkv import SnapKv
 from edgekv.policies.streaming import Streaming, Streaming288
 from edgekv.policies.tova import Tova
-from edgekv.policies.treekv import TreeKv
 
 POLICIES: Registry[type[Policy]] = Registry("policy")
 POLICIES.add("ema", Ema, "moving average of the attention mass, for each head", "EdgeKV")
@@ -45,8 +41,6 @@ POLICIES.add("anchor", Anchor, "pins the first tokens", "StreamingLLM, arXiv:230
 POLICIES.add("recent", Recent, "pins the newest tokens", "StreamingLLM, arXiv:2309.17453")
 POLICIES.add("lru", Lru, "the pages accessed last", "classic")
 POLICIES.add("lfu", Lfu, "the pages accessed most often", "classic")
-POLICIES.add("mlfq", Mlfq, "levels by the number of accesses, sinking without them", "MQ, USENIX 2001")
-POLICIES.add("s3fifo", S3Fifo, "small, main and ghost queue, first in first out", "S3-FIFO, SOSP 2023")
 POLICIES.add("streaming", Streaming, "the first tokens and the newest", "StreamingLLM, arXiv:2309.17453")
 POLICIES.add("streaming-288", Streaming288, "the first 32 tokens and the newest 256, whatever the budget",
              "StreamingLLM, arXiv:2309.17453")
@@ -59,8 +53,6 @@ POLICIES.add("nacl", Nacl, "the pages that the end of the prompt attended, and s
 POLICIES.add("hierarchical", Hierarchical, "four levels by how often a page was among the best of a window",
              "popularity levels in a 40-token window")
 POLICIES.add("morphkv", MorphKv, "the pages that the newest tokens together attend", "MorphKV, arXiv:2503.00979")
-POLICIES.add("treekv", TreeKv, "neighbours compared in turn: sparse at the beginning, dense at the end", "TreeKV, arXiv:2501.04987")
-POLICIES.add("knorm", KNorm, "keys of low norm", "L2 norm, arXiv:2406.11430")
 POLICIES.add("oracle", Oracle, "the pages that the token itself attends: the ceiling, in the simulator only", "classic")
 POLICIES.add("random", Random, "a fixed random order: the least to beat", "classic")
 POLICIES.add("none", NoPolicy, "no opinion: all pages are worth the same", "EdgeKV")

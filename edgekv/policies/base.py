@@ -46,8 +46,6 @@ class Policy:
     """Its source's division of the page budget; None: the source leaves that open."""
     adds_up = False
     """In mode evict a page is worth the sum of what all heads of a layer give it, as attention mass adds up; else the best head counts, as with times."""
-    needs_keys = False
-    """It reads `Observation.key_norms`."""
     clairvoyant = False
     """It sees a run's mass before the run: only a simulator can show that."""
 

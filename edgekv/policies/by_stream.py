@@ -28,7 +28,7 @@ class ByStream(Policy):
         self.members = [make(one, scores) for scores in self._of_stream]
         first = self.members[0]
         self.scoring, self.adds_up, self.split = first.scoring, first.adds_up, first.split
-        self.needs_keys, self.clairvoyant = first.needs_keys, first.clairvoyant
+        self.clairvoyant = first.clairvoyant
         self._scores = all_scores if first.scores is not None else None
 
     @property

@@ -21,7 +21,6 @@ class Composed(Policy):
         self.scoring = bool(scoring)
         self.adds_up = any(member.adds_up for member in members)
         self.split = next((member.split for member in members if member.split is not None), None)
-        self.needs_keys = any(member.needs_keys for member in members)
         self.clairvoyant = any(member.clairvoyant for member in members)
         of_members = [array for member in scoring if (array := member.scores) is not None]
         self._added = of_members if len(of_members) > 1 else []

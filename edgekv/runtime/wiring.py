@@ -12,7 +12,7 @@ from edgekv._native import paging as native
 from edgekv._native.native_pages import NativePages
 from edgekv.arrays.ops import Ops
 from edgekv.common.enums import DeviceKind, KvMode, SketchKind
-from edgekv.common.errors import ConfigError, DoesNotFit, TierError
+from edgekv.common.errors import DoesNotFit, TierError
 from edgekv.common.reports import LayerReport, TierReport
 from edgekv.config import EvictionOptions, KvOptions
 from edgekv.pages.observation import Observation
@@ -21,7 +21,6 @@ from edgekv.pages.shape import PageShape
 from edgekv.planning.device import ColdPage, ship_or_read
 from edgekv.runtime import context, effective
 from edgekv.runtime.copies import Copies
-from edgekv.runtime.key_norms import KeyNorms
 from edgekv.runtime.native_evictor import NativeEvictor
 from edgekv.tiering.device_arena import DeviceArena
 from edgekv.tiering.planner import MoveLimits
@@ -130,13 +129,6 @@ class Tiering:
             self.shape, self._device_arena or NoSlots(),
             ops.view(view.priority, np.float32, view.shape), settings, ops=ops, stats=stats, evictor=self._evictor)
         self._copies = Copies(handle, self.shape.n_streams) if settings.by_stream else None
-        self._key_norms: KeyNorms | None = None
-        if self.hierarchy.policy.needs_keys:
-            if self._plane is not None:
-                raise ConfigError(f"the policy {options.placement.policy} reads keys in host memory, which cannot be done while a device "
-                                  "computes; use another policy, or --attention-device cpu")
-            self._key_norms = KeyNorms(handle, self.shape)
-            self._key_norms.update(np.flatnonzero(self._newest >= 0))
         self.resize(options)
 
     @property
@@ -182,8 +174,6 @@ class Tiering:
         if self._link is not None:
             self._measure()
         used = np.flatnonzero(self._newest >= 0)
-        if self._key_norms is not None:
-            self._key_norms.update(seen.changed)
         if self._device_arena is not None:
             # a shorter ubatch is the end of its prompt
             in_prompt = seen.n_tokens_hooked == 0 and seen.n_tokens >= self._limits.n_ubatch
@@ -194,8 +184,8 @@ class Tiering:
         return Observation(
             seen.mass_sum, seen.mass_max, n_observed or seen.n_tokens, n_observed > 0, seen.changed, self._newest,
             seen.newest, int(used[-1]) + 1 if len(used) else 0, self._budget_pages(len(used)),
-            None if self._key_norms is None else self._key_norms.values, seen.n_tokens - n_observed if n_observed else 0,
-            seen.n_tokens_prompt > 0, seen.streams if len(seen.streams) else None, () if self._copies is None else self._copies.since_last())
+            seen.n_tokens - n_observed if n_observed else 0, seen.n_tokens_prompt > 0, seen.streams if len(seen.streams) else None,
+            () if self._copies is None else self._copies.since_last())
 
     def _budget_pages(self, n_visible: int) -> int:
         n_slots = self.hierarchy.table.n_slots / max(1, self.shape.n_existing_heads)

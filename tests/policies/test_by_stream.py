@@ -21,10 +21,9 @@ def together(runs: list[Observation | None], before: np.ndarray) -> Observation:
     there = [(i, run) for i, run in enumerate(runs) if run is not None]
     tokens = np.array([[0, 0, 0] if run is None else [run.n_tokens, run.n_tokens if run.observed else 0, 0] for run in runs], np.int32)
     mass = np.concatenate([none if run is None else run.mass_sum for run in runs], axis=2)
-    norms = np.concatenate([none if run is None else run.key_norms for run in runs], axis=2)
     return Observation(mass, mass / 2, int(tokens[:, 0].sum()), any(run.observed for _, run in there),
                        np.concatenate([run.changed + i * n for i, run in there]), positions, max(run.position for _, run in there),
-                       int(np.flatnonzero(positions >= 0)[-1]) + 1, 4, norms, streams=tokens)
+                       int(np.flatnonzero(positions >= 0)[-1]) + 1, 4, streams=tokens)
 
 
 @pytest.mark.parametrize("name", [*POLICIES, "ema+anchor+recent", "snapkv+lru+recent"])

@@ -58,6 +58,19 @@ def test_streams_share_the_newest_half_of_h2o():
         assert np.flatnonzero(policy.pins).tolist() == pinned
 
 
+def test_lfu():
+    counts, n = np.zeros(SMALL.axes), 0
+
+    def expected(seen):
+        nonlocal n
+        n += 1
+        for at in np.ndindex(SMALL.axes):
+            counts[at] += seen.mass_sum[at] > np.float32(0.1)
+        return 0.1 * counts[:, :, : seen.n_used_end] / n
+
+    check("lfu", expected, dict(access_mass=0.1))
+
+
 def test_tova():
     shape = PageShape(2, 3, 25, page_tokens=4, exists=np.array([[True, True, True], [True, True, False]]))
 
@@ -123,74 +136,6 @@ def test_morphkv_with_steps_of_many_tokens():
         np.testing.assert_allclose(policy.scores, sum(window) / (16 * len(window)), rtol=1e-5)
 
 
-class PlainTreeKv:
-    """One head, one comparison at a time."""
-
-    def __init__(self):
-        self.kept: list[int] = []
-        self.hand = 0
-
-    def add(self, page: int) -> None:
-        self.kept.append(page)
-
-    def shrink(self, capacity: int, worth: np.ndarray) -> None:
-        while len(self.kept) > capacity:
-            if self.hand + 1 >= len(self.kept):
-                self.hand = 0
-            left, right = self.kept[self.hand : self.hand + 2]
-            self.kept.remove(left if worth[left] <= worth[right] else right)
-            self.hand += 1
-
-
-@pytest.mark.parametrize("n_budget, prompt", [(5, 4), (9, 4), (3, 40), (2, 40), (1, 10), (8, 61)])
-def test_treekv(n_budget: int, prompt: int):
-    shape = PageShape(2, 3, 40, page_tokens=4)
-    plain = {at: PlainTreeKv() for at in heads(shape)}
-    total, n_tokens, known = np.zeros(shape.axes), np.zeros(40), 0
-
-    def expected(seen):
-        nonlocal total, known
-        end = seen.n_used_end
-        total = total + seen.mass_sum
-        n_tokens[:end] += 1
-        means = (total[:, :, :end].astype(np.float32) * (1 / n_tokens[:end]).astype(np.float32))
-        worth = np.zeros((2, 3, end))
-        for at in heads(shape):
-            for page in range(known, end - 1):
-                plain[at].add(page)
-            plain[at].shrink(max(1, n_budget - 1), means[at])
-            worth[at][plain[at].kept] = means[at][plain[at].kept] + 1e-12
-            worth[at][end - 1] = 1024
-        known = end - 1
-        return worth
-
-    policy = check("treekv", expected, shape=shape, n_budget=n_budget, prompt=prompt, n_steps=90)
-    assert (np.count_nonzero(policy.scores, axis=2) == max(2, n_budget)).all()
-
-
-def test_treekv_is_sparse_at_the_beginning():
-    """With even attention the kept pages get denser towards the end."""
-    shape = PageShape(1, 1, 400)
-    policy = make("treekv", shape)
-    rng = np.random.default_rng(0)
-    for n_used in range(1, 401):
-        policy.update(dataclasses.replace(observation(shape, n_used, rng.random(shape.axes)), n_budget=48))
-    kept = np.flatnonzero(policy.scores[0, 0])
-    assert len(kept) == 48
-    quarters = np.histogram(kept, bins=4, range=(0, 400))[0]
-    assert quarters[0] < quarters[3] / 2 and quarters[0] >= 1
-
-
-def test_treekv_forgets():
-    policy = make("treekv", SMALL)
-    for n, seen in enumerate(growing()):
-        if n == 30:
-            policy.forget(np.array([3, 4, 9]))
-            assert not policy.scores[:, :, [3, 4, 9]].any()
-        policy.update(seen)
-        assert (np.count_nonzero(policy.scores, axis=2) <= 4).all()
-
-
 def test_ema_any():
     score = np.zeros((2, 1, 25))
 
@@ -200,13 +145,6 @@ def test_ema_any():
         return np.broadcast_to(score, SMALL.axes)[:, :, : seen.n_used_end]
 
     check("ema-any", expected)
-
-
-def test_knorm():
-    policy = check("knorm", lambda seen: 1 / seen.key_norms[:, :, : seen.n_used_end])
-    assert policy.needs_keys and make("knorm+recent", SMALL).needs_keys and not make("ema", SMALL).needs_keys
-    with pytest.raises(ConfigError, match="knorm needs the norms"):
-        policy.update(dataclasses.replace(observation(SMALL, 10), key_norms=None))
 
 
 def test_oracle():

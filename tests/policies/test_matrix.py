@@ -10,7 +10,7 @@ from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES, make
 
-BY_POSITION = {"streaming", "streaming-288", "knorm"}
+BY_POSITION = {"streaming", "streaming-288"}
 """These policies look at no attention: every stored token teaches them, observed or not."""
 
 
@@ -26,8 +26,7 @@ def test_unobserved_steps(name: str):
     unobserved = dataclasses.replace(seen, observed=False, n_tokens=100, mass_sum=seen.mass_sum + 1, mass_max=seen.mass_max + 1)
     policy.update(unobserved)
     np.testing.assert_array_equal(policy.scores, before)
-    policy.update(dataclasses.replace(unobserved, page_positions=np.arange(3, 103, 4, dtype=np.int32), n_used_end=25,
-                                      key_norms=np.ones(SMALL.axes, np.float32)))
+    policy.update(dataclasses.replace(unobserved, page_positions=np.arange(3, 103, 4, dtype=np.int32), n_used_end=25))
     assert (policy.scores != before).any() == (name in BY_POSITION | {"random"})
 
 
@@ -62,9 +61,8 @@ def test_empty_pages_are_worth_nothing(name: str):
         positions = positions.reshape(-1)
         end = int(np.flatnonzero(positions >= 0)[-1]) + 1
         mass = np.where(positions >= 0, masses(rng, shape), 0).astype(np.float32)
-        norms = np.where(positions >= 0, np.float32(3), np.float32(0)) + np.zeros(shape.axes, np.float32)
         policy.update(Observation(mass, mass, 1 if step else 30, step > 0, np.array([end - 1]), positions, int(lengths.max()) - 1, end,
-                                  4, norms))
+                                  4))
         lengths[step % 2] += step % 3 == 0
         if policy.scores is not None:
             assert not policy.scores[:, :, positions < 0].any() and np.isfinite(policy.scores).all() and (policy.scores >= 0).all()

@@ -165,7 +165,7 @@ def test_memory_is_bounded_by_all_sequences_and_goes_back_with_each(synthetic):
 
 @pytest.mark.usefixtures("single_precision")
 @pytest.mark.parametrize(("policy", "positions"), [
-    ("ema+anchor+recent", 1), ("h2o", None), ("s3fifo+anchor+recent", None), ("morphkv", None), ("mlfq+anchor+recent", 1)])
+    ("ema+anchor+recent", 1), ("h2o", None), ("lru+anchor+recent", None), ("morphkv", None), ("hierarchical+anchor+recent", 1)])
 def test_a_copied_sequence_keeps_what_its_source_keeps(synthetic, policy, positions):
     """The copies of a sequence that is far over its bound have its logits, hold what it holds, and lose what it loses while the same tokens come; then
     they go on by themselves. What was there before goes."""

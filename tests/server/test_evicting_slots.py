@@ -129,7 +129,7 @@ def test_batches_with_tokens_of_several_slots(long_ones):
 
 @pytest.mark.usefixtures("single_precision")
 @pytest.mark.parametrize("n_prompt", [150, 900])
-@pytest.mark.parametrize("policy", ["streaming(sink_tokens=4)", "ema+anchor+recent", "h2o", "snapkv+recent", "mlfq+anchor+recent"])
+@pytest.mark.parametrize("policy", ["streaming(sink_tokens=4)", "ema+anchor+recent", "h2o", "snapkv+recent", "hierarchical+anchor+recent"])
 def test_several_answers_to_one_prompt(long_ones, n_prompt, policy):
     """The other slots get copies of what the first one kept, and of what it knows of its pages. So greedy answers are the same, also to a prompt that is
     far longer than what is kept. They are those of one answer alone if what goes does not depend on attention: which free cells llama.cpp takes, and so

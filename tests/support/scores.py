@@ -20,7 +20,6 @@ def masses(rng: np.random.Generator, shape: PageShape = SHAPE) -> np.ndarray:
 def growing(shape: PageShape = SMALL, n_steps: int = 60, prompt: int = 40, seed: int = 3, n_budget: int = 4) -> Iterator[Observation]:
     """A prompt without observation, then an observed token in each step. Pages of `page_tokens` fill up."""
     rng = np.random.default_rng(seed)
-    norms = rng.gamma(9, 1, shape.axes).astype(np.float32)
     for n_tokens in (prompt, *range(prompt + 1, prompt + n_steps + 1)):
         end = -(-n_tokens // shape.page_tokens)
         positions = np.full(shape.n_pages, -1, np.int32)
@@ -30,8 +29,7 @@ def growing(shape: PageShape = SMALL, n_steps: int = 60, prompt: int = 40, seed:
         if observed:
             mass[:, :, :end] = rng.gamma(0.2, 1, (*shape.axes[:2], end)) + 1e-6
             mass /= mass.sum(axis=2, keepdims=True)
-        yield Observation(mass, mass / 2, 1 if observed else prompt, observed, np.array([end - 1]), positions, n_tokens - 1, end, n_budget,
-                          np.where(positions >= 0, norms, np.float32(0)))
+        yield Observation(mass, mass / 2, 1 if observed else prompt, observed, np.array([end - 1]), positions, n_tokens - 1, end, n_budget)
 
 
 def check(name: str, expected: Callable[[Observation], np.ndarray], settings: dict | None = None, shape: PageShape = SMALL,

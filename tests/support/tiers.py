@@ -52,8 +52,7 @@ def observation(shape: PageShape, n_used: int, mass: np.ndarray | None = None, c
     positions = np.where(pages < n_used, (pages + 1) * shape.page_tokens - 1, -1).astype(np.int32)
     mass = np.zeros(shape.axes, np.float32) if mass is None else mass.astype(np.float32)
     return Observation(mass, mass, n_tokens, observed, np.array(changed, np.int64), positions,
-                       int(positions.max(initial=-1)), n_used,
-                       key_norms=((positions >= 0) * (1 + pages % 5) * np.ones(shape.axes)).astype(np.float32))
+                       int(positions.max(initial=-1)), n_used)
 
 
 class FakeArena:

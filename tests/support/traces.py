@@ -43,8 +43,7 @@ def random_trace(seed: int = 0, **shape) -> Trace:
     of = header(**shape)
     mass = masses(of, seed)
     seen, n_read = sampled(of, mass, seed)
-    norms = np.random.default_rng(seed).random(of.shape.axes, np.float32)
-    return Trace.of(of, mass, seen, n_read, mass * np.float32(0.75), seen * np.float32(0.75), norms)
+    return Trace.of(of, mass, seen, n_read, mass * np.float32(0.75), seen * np.float32(0.75))
 
 
 def replayed(trace: Trace, scenario: Scenario):

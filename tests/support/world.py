@@ -71,10 +71,9 @@ class World:
         self.changed.clear()
         self.arena.change(changed)
         mass = self.mass() if observed else np.zeros(self.shape.axes, np.float32)
-        norms = np.where(self.positions >= 0, 1 + np.arange(len(self.positions)) % 5, 0) * np.ones(self.shape.axes, np.float32)
         with self.ops:
-            mass, norms = self.ops.upload(mass), self.ops.upload(norms.astype(np.float32))
-        self.hierarchy.step(Observation(mass, mass, n, observed, changed, self.positions, self.n_tokens - 1, end, key_norms=norms))
+            mass = self.ops.upload(mass)
+        self.hierarchy.step(Observation(mass, mass, n, observed, changed, self.positions, self.n_tokens - 1, end))
         if isinstance(self.arena, FakeDevice):
             self.arena.step()
         self.check()

@@ -136,7 +136,7 @@ def test_close_of_a_device_that_failed():
 # ---- the hierarchy ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy, prefetch_name", [("ema", "none"), ("anchor", "previous"), ("ema+anchor+recent", "neighbour")])
+@pytest.mark.parametrize("policy, prefetch_name", [("ema", "none"), ("anchor", "previous"), ("ema+anchor+recent", "previous")])
 def test_steps_do_not_wait_for_answers(emulated_cupy, policy: str, prefetch_name: str):
     ops, device = emulated_cupy
     world = World(policy=policy, prefetch=prefetch_name, ops=ops, device=True)
@@ -155,7 +155,7 @@ def test_steps_do_not_wait_for_answers(emulated_cupy, policy: str, prefetch_name
 def test_a_device_that_answers_at_once_decides_as_the_host(emulated_cupy, policy: str):
     ops, device = emulated_cupy
     device.eager = True
-    worlds = [World(policy=policy, prefetch="neighbour", seed=5, ops=where) for where in (Ops(), ops)]
+    worlds = [World(policy=policy, prefetch="previous", seed=5, ops=where) for where in (Ops(), ops)]
     for k in range(40):
         for world in worlds:
             if k == 0:

@@ -33,22 +33,6 @@ def test_previous():
     assert wanted("previous", table, {3: 0.2, 17: 0.5}, limit=1) == [17]
 
 
-def test_neighbour():
-    table = settled(SHAPE, 4, 6)
-    promote(table, [18])
-    assert wanted("neighbour", table, {17: 0.5, 3: 0.2}) == [16, 4, 2], "18 is resident"
-    assert wanted("neighbour", table, {3: 0.5, 5: 0.4}) == [4, 2], "4 is beside both, 6 is empty"
-    assert wanted("neighbour", table, {8: 0.5}) == [9], "page 0 of a head has nothing before it"
-    assert wanted("neighbour", table, {17: 0.5, 3: 0.2}, limit=1) == [16]
-
-
-def test_neighbours_keep_to_their_stream():
-    shape = PageShape(1, 1, 8, pages_per_stream=4)
-    table = settled(shape, 4, 8)
-    seen = observation(shape, 8, np.eye(8, dtype=np.float32)[[[3]]] + 0.5 * np.eye(8, dtype=np.float32)[[[4]]])
-    assert make("neighbour", shape).wanted(seen, table.residency, 10).get().tolist() == [2, 5]
-
-
 def test_rope_prior():
     n_rot, base, factor = 8, 10000.0, 4.0
     prior = distance_prior(5000, 16, n_rot, base, factor)
@@ -100,10 +84,9 @@ def test_every_prefetcher(name: str):
 
 def test_unobserved_steps_want_nothing():
     table = settled(SHAPE, 0, 6)
-    for name in ("previous", "neighbour"):
-        assert not len(make(name, SHAPE).wanted(observation(SHAPE, 6, observed=False), table.residency, 5).get())
+    assert not len(make("previous", SHAPE).wanted(observation(SHAPE, 6, observed=False), table.residency, 5).get())
 
 
 def test_mistake():
-    with pytest.raises(ConfigError, match="no prefetch 'ropes'.*none, previous, neighbour, rope, random"):
+    with pytest.raises(ConfigError, match="no prefetch 'ropes'.*none, previous, rope, random"):
         make("ropes", SHAPE)

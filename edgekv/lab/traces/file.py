@@ -7,7 +7,6 @@
     steps/000032.sampled_sum.npy  mass_sum as mode sparse observed it: the weighted mass of the read rows
     steps/000032.sampled_max.npy  the same, with the maximum over the query heads
     steps/000032.n_read.npy       uint16: the number of rows that mode sparse read of the page
-    key_norms.npy                 float32 [layer, kv_head, page]: mean L2 norm of the keys of each page after the last step
 
 A step decodes one token; step 0 is the first after the tokens read in batches, and the first of the warm-up if there is one. The
 layers of these arrays are the hooked ones. Mode sparse's observations come from a pass of their own over the same tokens, at
@@ -40,7 +39,7 @@ FORMAT = "edgekv-trace"
 VERSION = 2
 CHUNK_STEPS = 32
 DEFLATE_LEVEL = 1
-KEY_NORMS, HEADER = "key_norms.npy", "header.json"
+HEADER = "header.json"
 MASS_SUM, MASS_MAX, SAMPLED_SUM, SAMPLED_MAX, N_READ = "mass_sum", "mass_max", "sampled_sum", "sampled_max", "n_read"
 FULL = (MASS_SUM, MASS_MAX)
 """Arrays of full attention."""
@@ -149,7 +148,7 @@ def _member(kind: str, start: int) -> str:
 
 def _members(header: TraceHeader) -> set[str]:
     """The members of a complete file besides its header."""
-    return {_member(kind, start) for kind in KINDS for start in chunk_starts(header)} | {KEY_NORMS}
+    return {_member(kind, start) for kind in KINDS for start in chunk_starts(header)}
 
 
 class TraceFile:
@@ -198,9 +197,6 @@ class TraceFile:
         header = self.header
         n = min(CHUNK_STEPS, header.n_total - start)
         return self._array(_member(kind, start), dtype_of(kind), (n, header.n_layers, header.n_heads, header.n_used_end(start + n - 1)))
-
-    def key_norms(self) -> np.ndarray:
-        return self._array(KEY_NORMS, np.float32, self.header.shape.axes)
 
     def _array(self, name: str, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
         try:
@@ -265,9 +261,6 @@ class TraceWriter:
     def chunk(self, kind: str, start: int, array: np.ndarray) -> None:
         """Write one of KINDS, [step, layer, head, page] from step `start` on, rounded to its stored type."""
         self._write(_member(kind, start), np.ascontiguousarray(array, dtype_of(kind)))
-
-    def key_norms(self, norms: np.ndarray) -> None:
-        self._write(KEY_NORMS, np.ascontiguousarray(norms, np.float32))
 
     def _write(self, name: str, array: np.ndarray) -> None:
         def write() -> None:

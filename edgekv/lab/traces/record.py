@@ -14,7 +14,6 @@ import numpy as np
 
 from edgekv import _native
 from edgekv._native import core  # after edgekv.runtime.runtime, which puts the libraries in place
-from edgekv.arrays.norms import page_norms
 from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text
 from edgekv.common.enums import DeviceKind, KvMode, SketchKind
@@ -27,7 +26,6 @@ from edgekv.measure.decoder import Decoder
 from edgekv.measure.interrupts import Interrupts
 from edgekv.models import geometry
 from edgekv.runtime.observers import UbatchReport
-from edgekv.runtime.runtime import Runtime
 
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the tokens done and their total."""
@@ -129,7 +127,6 @@ class _Run:
             self.runtime.configure(_sampling(self.runtime.options, self.header.resolution))
             self._pass("record what sampling observes", SAMPLED, self._sampled, watch)
         self._check_order()
-        self.writer.key_norms(_key_norms(self.runtime, self.header))
 
     def _read(self, watch: _Watch) -> None:
         prompt = self.tokens[: self.header.n_prompt]
@@ -223,13 +220,3 @@ class _Chunks:
         for kind, buffer in zip(self._kinds, self._buffers):
             self._writer.chunk(kind, self._start, buffer[: self._n, :, :, :end])
         self._start, self._n = self._start + self._n, 0
-
-
-def _key_norms(runtime: Runtime, header: TraceHeader) -> np.ndarray:
-    """float32 [layer, head, page]: mean L2 norm of each page's keys."""
-    norms = np.zeros(header.shape.axes, np.float32)
-    valid = np.ones(header.depth + header.n_steps, bool)
-    for il, layer in enumerate(header.layers):
-        keys = runtime.cells.keys(layer)[0, : len(valid)]
-        norms[il, : keys.shape[1]] = page_norms(keys, valid, header.page_tokens).T
-    return norms

@@ -56,22 +56,17 @@ class _Source(Protocol):
 
     def chunk(self, kind: str, start: int) -> np.ndarray: ...
 
-    def key_norms(self) -> np.ndarray: ...
-
     def close(self) -> None: ...
 
 
 class _Arrays:
     """A trace in memory: [step, layer, head, page] of each kind, in the file's type."""
 
-    def __init__(self, header: TraceHeader, arrays: Mapping[str, np.ndarray], key_norms: np.ndarray):
-        self.header, self._arrays, self._key_norms = header, arrays, key_norms
+    def __init__(self, header: TraceHeader, arrays: Mapping[str, np.ndarray]):
+        self.header, self._arrays = header, arrays
 
     def chunk(self, kind: str, start: int) -> np.ndarray:
         return self._arrays[kind][start : start + CHUNK_STEPS]
-
-    def key_norms(self) -> np.ndarray:
-        return self._key_norms
 
     def close(self) -> None:
         pass
@@ -92,9 +87,9 @@ class Trace:
 
     @classmethod
     def of(cls, header: TraceHeader, mass_sum: np.ndarray, sampled_sum: np.ndarray, n_read: np.ndarray, mass_max: np.ndarray | None = None,
-           sampled_max: np.ndarray | None = None, key_norms: np.ndarray | None = None) -> Trace:
+           sampled_max: np.ndarray | None = None) -> Trace:
         """A trace from arrays [step, layer, head, page], rounded as in a file. A maximum of None equals its sum, which is right for
-        groups of one query head; key_norms None: all 1."""
+        groups of one query head."""
         given = (mass_sum, mass_sum if mass_max is None else mass_max, sampled_sum,
                  sampled_sum if sampled_max is None else sampled_max, n_read)
         axes = (header.n_total, *header.shape.axes)
@@ -103,8 +98,7 @@ class Trace:
             if array.shape != axes:
                 raise ConfigError(f"{kind} is {array.shape}; the header says it is {axes}")
             arrays[kind] = array.astype(dtype_of(kind))
-        norms = np.ones(header.shape.axes) if key_norms is None else key_norms
-        return cls(_Arrays(header, arrays, norms.astype(np.float32)))
+        return cls(_Arrays(header, arrays))
 
     def close(self) -> None:
         self._source.close()
@@ -132,11 +126,6 @@ class Trace:
                 step = start + i
                 yield TraceStep(mass_sum, mass_max, header.position(step), header.n_used_end(step), step < header.n_warmup, *others)
 
-    @property
-    def key_norms(self) -> np.ndarray:
-        """float32 [layer, head, page]: mean L2 norm of each page's keys after the last step, zero for missing heads."""
-        return self._source.key_norms()
-
     def _wide(self, array: np.ndarray) -> np.ndarray:
         """The array with all pages, and float32 in place of float16."""
         masses = array.dtype == np.float16
@@ -155,7 +144,7 @@ class Trace:
                 part = out[start : start + CHUNK_STEPS]
                 chunk = self._source.chunk(kind, start)
                 part[:, :, :, : chunk.shape[3]] = chunk
-        return Trace(_Arrays(header, arrays, self.key_norms))
+        return Trace(_Arrays(header, arrays))
 
     @property
     def loaded_bytes(self) -> int:
@@ -170,4 +159,3 @@ class Trace:
                 for kind in KINDS:
                     chunk = self._source.chunk(kind, start)
                     writer.chunk(kind, start, chunk[..., : header.n_used_end(start + len(chunk) - 1)])
-            writer.key_norms(self.key_norms)

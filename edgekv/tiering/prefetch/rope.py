@@ -20,7 +20,7 @@ class RopeDistance(Prefetcher):
     def __init__(self, shape: PageShape, rope: Rope | None, ops: Ops):
         super().__init__(shape, rope, ops)
         if rope is None:
-            raise ConfigError("prefetch rope needs a model with rotary position embedding; use previous, neighbour or none")
+            raise ConfigError("prefetch rope needs a model with rotary position embedding; use previous or none")
         n = shape.page_tokens
         prior = distance_prior((shape.pages_per_stream + 1) * n, rope.head_dim, rope.n_rot, rope.base, rope.factor)
         self.prior = prior.reshape(-1, n).mean(axis=1)

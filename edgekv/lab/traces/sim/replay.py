@@ -48,7 +48,6 @@ class Replay:
         """bool [layer, head, :n_used_end]: the policy's choice for the last step. In the warm-up it is None until the last step, where it is
         the choice that the policy would have made."""
         self._n_prefetch = 0 if scenario.prefetch == "none" else round(scenario.prefetch_pages * self.shape.n_existing_heads)
-        self._key_norms = trace.key_norms if self.policy.needs_keys else None
         self._sums = _Sums(header)
         self._n_done = 0
         if header.n_prompt:
@@ -63,12 +62,9 @@ class Replay:
 
     def _observation(self, mass_sum: np.ndarray, mass_max: np.ndarray, position: int, end: int, n_tokens: int = 1,
                      changed: np.ndarray | None = None, observed: bool = True) -> Observation:
-        norms = self._key_norms
-        if norms is not None:
-            norms = np.where(np.arange(self.shape.n_pages) < end, norms, np.float32(0))
         return Observation(mass_sum, mass_max, n_tokens, observed, np.array([end - 1]) if changed is None else changed,
                            self.header.page_positions(position), position, end,
-                           self.scenario.n_budget(end, self.shape.page_tokens), norms)
+                           self.scenario.n_budget(end, self.shape.page_tokens))
 
     def step(self, step: TraceStep) -> None:
         """Choose, measure, observe; in the warm-up nothing is missed."""

@@ -6,8 +6,6 @@ POLICIES, TIERS, STORE, SERVING = "edgekv/policies/", "edgekv/tiering/", "edgekv
 
 PYTHON = [
     Fault("lru-older-is-worth-more", "policies", POLICIES + "lru.py", "scores /= aged", "scores *= aged"),
-    Fault("s3fifo-ghost-not-forgotten", "policies", POLICIES + "s3fifo.py", "(self._small, self._main, self._hits, self._ghosts):",
-          "(self._small, self._main, self._hits):"),
     Fault("snapkv-pages-change-sides", "policies", POLICIES + "snapkv.py", "mass[:, :, :-1] * self.ops.upload(from_before)",
           "mass[:, :, 1:] * self.ops.upload(from_before)"),
     Fault("h2o-share-of-one-stream", "policies", POLICIES + "h2o.py", "max(1, n_in_use)", "1"),
@@ -19,7 +17,6 @@ PYTHON = [
           "np.cumsum(tied[crowded], axis=1)"),
     Fault("eviction-oldest-page-freed", "hierarchy: eviction", TIERS + "eviction.py", "goes[[0, -1]] = False", "goes[-1] = False"),
     Fault("migrator-failed-page-stays-moving", "hierarchy: migrator", TIERS + "migrator.py", "self.table.cancel(ids[~ok], Reason.FAILED)", "pass"),
-    Fault("neighbour-of-another-stream", "prefetch", "edgekv/tiering/prefetch/neighbour.py", "at + 1 < n", "at < n"),
     Fault("prefetch-one-page-more", "prefetch", "edgekv/tiering/prefetch/prefetcher.py", "== State.HOME][:limit]", "== State.HOME][: limit + 1]"),
     Fault("ema-of-a-run-of-one", "arrays: ops", "edgekv/arrays/moving_average.py", "(1.0 - alpha) ** n_tokens", "(1.0 - alpha)"),
     Fault("nearest-without-room", "arrays: nearness", "edgekv/arrays/nearness.py", "room -= int(n_tokens[part])", "room -= 0"),

@@ -60,7 +60,6 @@ RUNGS = (
     Rung("+ ema, shared", {"policy": "ema-any+anchor"}, "+ anchors", 0.85, f"{_KEPT},recent_tokens=0,policy=ema-any+anchor"),
     Rung("+ per head", _PER_HEAD, "+ ema, shared", 0.91, f"{_KEPT},recent_tokens=0,policy=ema+anchor"),
     Rung("+ prefetch rope", {**_PER_HEAD, "prefetch": "rope"}, "+ per head", 0.95),
-    Rung("or neighbour", {**_PER_HEAD, "prefetch": "neighbour"}, "+ per head"),
     Rung("or previous", {**_PER_HEAD, "prefetch": "previous"}, "+ per head"),
     Rung("or random", {**_PER_HEAD, "prefetch": "random"}, "+ per head"),
     Rung("+ recent pins", {"policy": "ema+anchor+recent"}, "+ per head", None, f"{_KEPT},policy=ema+anchor+recent"),
@@ -69,7 +68,7 @@ RUNGS = (
     Rung("oracle", {"policy": "oracle"}, None),
     Rung("oracle, one pool", {"policy": "oracle", "split": "pooled"}, "oracle"),
 )
-"""The first five rungs are the source's; the next three replace its last one; further rungs and their references follow. lru works
+"""The first five rungs are the source's; the next two replace its last one; further rungs and their references follow. lru works
 per head here. A rung divides the budget uniformly unless it says otherwise."""
 
 BASE = Scenario(split=Split.UNIFORM)

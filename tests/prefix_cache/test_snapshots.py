@@ -46,6 +46,9 @@ def test_the_furthest_snapshot_on_the_common_prefix_is_taken():
     assert position(restore(store, conversation(400, 1, after=tokens[:600]))) == 520
     assert position(restore(store, conversation(400, 1, after=tokens[:519]))) == 300
     assert position(restore(store, conversation(400, 1, after=tokens[:99]))) is None
+    other = conversation(100, 1, after=tokens[:280])  # the snapshot at 300 follows the same block, and is of other tokens
+    save(store, other)
+    assert position(restore(store, other)) == 100
 
 
 def test_a_snapshot_without_its_rows_is_not_offered():

@@ -60,7 +60,7 @@ BUDGETS = {
     "tests/prefix_cache": 3_565,
     "tests/proof": 201,
     "tests/runtime": 6_930,
-    "tests/server": 9_867,
+    "tests/server": 9_870,
     "tests/support": 3_708,
     "tests/templates": 153,
     "tests/tiering": 1_342,

@@ -207,10 +207,13 @@ def test_who_sees_health_sees_a_started_server(synthetic, tmp_path):
         port = free.getsockname()[1]
     with subprocess.Popen([*EDGEKV, "serve", str(synthetic("llama")), "--ctx", "256", "--port", str(port)], env=environment(tmp_path), cwd=tmp_path,
                           stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and not healthy(port):
-            pass
-        process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=60)[1]
+        try:
+            while process.poll() is None and not healthy(port):
+                pass
+            process.send_signal(signal.SIGTERM)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()  # if it did not end: the block waits for it
     assert process.returncode == EXIT_OK and said.endswith("stopping\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -97,6 +98,7 @@ def cli(context: click.Context) -> None:
 
 def main() -> NoReturn:
     """Run the command line; leave with 0, or the exit code of the error (see edgekv.common.errors)."""
+    gc.set_threshold(50_000)  # what is imported stays: to look through it for garbage again and again takes an eighth of a start
     edgekv.owns_process = True
     _open_missing_streams()
     _leave(_written(_run()))

@@ -15,7 +15,7 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 
 BUDGETS = {
     ".ci": 89,
-    "cli": 4_001,
+    "cli": 4_003,
     "cli/chat": 2_733,
     "edgekv": 1_149,
     "edgekv/_native": 2_705,
@@ -30,8 +30,8 @@ BUDGETS = {
     "edgekv/policies": 1_167,
     "edgekv/prefix_cache": 4_212,
     "edgekv/proof": 937,
-    "edgekv/runtime": 1_727,
-    "edgekv/server": 5_760,
+    "edgekv/runtime": 1_732,
+    "edgekv/server": 5_769,
     "edgekv/tiering": 1_504,
     "findings": 1_417,
     "models": 2_262,
@@ -49,7 +49,7 @@ BUDGETS = {
     "tests/architectures": 920,
     "tests/arrays": 419,
     "tests/bench": 1_318,
-    "tests/cli": 3_817,
+    "tests/cli": 3_825,
     "tests/config": 278,
     "tests/lab": 2_321,
     "tests/models": 718,

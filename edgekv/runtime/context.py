@@ -32,10 +32,15 @@ def operations(handle: core.Handle) -> Ops:
 
 
 def has_tiers(handle: core.Handle, options: KvOptions) -> bool:
-    """Whether a context has a policy in this mode: where tokens are dropped, on a device, where pages have slots, and without sketches."""
+    """Whether a context has a policy in this mode."""
+    return tiers_in(options, on_device=device_calls.plane(handle) is not None)
+
+
+def tiers_in(options: KvOptions, on_device: bool) -> bool:
+    """The same: where tokens are dropped, on a device, where pages have slots, and without sketches."""
     if options.mode is KvMode.SPARSE and options.selection.sketch is SketchKind.NONE:
         return True
-    return options.mode is KvMode.EVICT or options.mode is not KvMode.OFF and device_calls.plane(handle) is not None
+    return options.mode is KvMode.EVICT or options.mode is not KvMode.OFF and on_device
 
 
 def runs_per_plan(options: KvOptions) -> int:

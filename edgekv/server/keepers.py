@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from edgekv._native import form_callbacks, http_server, prefix_callbacks
-from edgekv.arrays import backend  # noqa: F401  # these two now: the thread of a context is to import nothing
+from edgekv.arrays import backend  # noqa: F401  # now: the thread of a context is to import nothing
 from edgekv.common.errors import EdgeKVError
 from edgekv.models.geometry import Geometry
-from edgekv.runtime import wiring  # noqa: F401
+from edgekv.runtime import context
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.answer_forms import AnswerForms
 from edgekv.server.cache_requests import CacheRequests
 from edgekv.server.media_hosts import MediaHosts
 from edgekv.server.prefixes import Prefixes
-from edgekv.server.recalling import Recall
 from edgekv.server.server_options import ServerOptions
 from edgekv.server.slot_tokens import SlotTokens
+
+if TYPE_CHECKING:
+    from edgekv.server.recalling import Recall
 
 
 class Keepers:
     """The keepers of one server. They exist before its model is loaded, and begin with its context."""
 
-    def __init__(self, model: Geometry, options: ServerOptions):
-        recall = options.recall
+    def __init__(self, model: Geometry, options: ServerOptions, on_device: bool):
+        if context.tiers_in(options.kv, on_device):
+            from edgekv.runtime import wiring  # noqa: F401  # with the policies; now, as above
         self.prefixes = Prefixes(model, options.store) if options.store is not None else None
-        self.recall = Recall(model, recall, options.store, self.prefixes) if recall is not None else None
+        self.recall: Recall | None = None
+        if options.recall is not None:
+            from edgekv.server.recalling import Recall  # with gguf, which takes as long to import as all of these
+
+            self.recall = Recall(model, options.recall, options.store, self.prefixes)
         if self.prefixes is not None:
             self.prefixes.slot_tokens = SlotTokens(options.shows_texts)
         self._connect(self.prefixes, self.recall)

@@ -209,7 +209,7 @@ class Server:
         try:
             from edgekv.server.keepers import Keepers  # with the Runtime and NumPy: this takes as long as a small model's load
 
-            self._keepers = Keepers(self.model, self.options)
+            self._keepers = Keepers(self.model, self.options, on_device=self.context.device is not None)
         finally:
             self._equipped.set()
 

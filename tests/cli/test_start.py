@@ -61,6 +61,7 @@ main()
 IMPORTED_LATE = """
 import json, sys, threading
 from pathlib import Path
+from edgekv.config import KvOptions
 from edgekv.runtime import attachments
 from edgekv.server.server import Server, ServerOptions
 asked, set_defaults, found = threading.Event(), attachments.set_defaults, []
@@ -77,7 +78,7 @@ class Searched:
 
 attachments.set_defaults = defaults
 sys.meta_path.insert(0, Searched())
-with Server(ServerOptions(Path(sys.argv[1]), n_ctx=256)) as server:
+with Server(ServerOptions(Path(sys.argv[1]), kv=KvOptions(mode=sys.argv[2], evict_to=256), n_ctx=512)) as server:
     print(json.dumps([found, server.runtime is not None]))
 """
 
@@ -87,8 +88,14 @@ def test_what_a_load_does_not_need_is_imported_beside_it(command, default_model,
     assert not MEANWHILE & set(run(UNTIL_THE_LOAD, tmp_path, *command))
 
 
+NOT_FOR_THIS = {"gguf", "edgekv.policies", "edgekv.runtime.wiring", "edgekv.server.recalling"}
+"""Of exchanges that are recalled, and of modes with tiers."""
+
+
 def test_what_a_chat_asks_its_server_with_is_imported_before_the_server_is_ready(default_model, tmp_path):
-    assert {"rich", "httpcore2"} <= set(run(UNTIL_READY, tmp_path, "chat", "-p", "Hello"))
+    """And what other options need is not."""
+    imported = set(run(UNTIL_READY, tmp_path, "chat", "-p", "Hello"))
+    assert {"rich", "httpcore2"} <= imported and not NOT_FOR_THIS & imported
 
 
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["chat", "-p", "Hello"]], ids=["serve", "chat"])
@@ -118,6 +125,7 @@ def test_what_a_load_says_after_its_end_reaches_nobody(default_model, tmp_path):
     assert done.returncode == AbiMismatch.exit_code and "goes on" not in done.stderr and "0.3.35 is installed" in done.stderr
 
 
-def test_a_context_waits_for_what_is_imported_beside_its_load(synthetic, tmp_path):
+@pytest.mark.parametrize("mode", ["exact", "evict"])
+def test_a_context_waits_for_what_is_imported_beside_its_load(mode, synthetic, tmp_path):
     """The import begins when the model is there, and the server's thread imports nothing meanwhile: two that do wait for each other's modules."""
-    assert run(IMPORTED_LATE, tmp_path, str(synthetic())) == [[], True]
+    assert run(IMPORTED_LATE, tmp_path, str(synthetic()), mode) == [[], True]

@@ -63,6 +63,13 @@ def test_weights_that_no_gpu_holds_alone_lie_on_all_with_stock_attention(machine
         devices.place(KvOptions(mode="sparse", attention_device="cuda"), model)
 
 
+def test_the_driver_is_asked_once(machine, monkeypatch):
+    machine(smi=())
+    asked = []
+    monkeypatch.setattr(devices, "nvidia_gpus", lambda: asked.append(1) or ([LISTED], ""))
+    assert LISTED in devices.place(KvOptions()).warning and len(asked) == 1
+
+
 def test_the_first_usable_one(machine):
     machine(replace(CARD, usable=False, problem="too old"), replace(CARD, index=1, name="the other"))
     assert devices.place(KvOptions()).info.name == "the other"

@@ -12,7 +12,7 @@
 //
 // The shares of the unread cells add up to the estimated share of the attention on unread tokens.
 //
-// Nothing here knows ggml, llama.cpp or Python. NumPy's specification is edgekv/arrays/sample.py.
+// Nothing here knows ggml, llama.cpp or Python.
 #pragma once
 
 #include "kernels/select/draw.h"

@@ -60,7 +60,8 @@ def server(desk) -> Iterator[Served]:
 
 
 def of_reader(desk: Path) -> dict[str, str]:
-    return environment(desk, PATH=f"{desk / 'bin'}:{os.environ['PATH']}", EDGEKV_MODEL=str(desk / "MODEL.gguf"), TERM="xterm-256color")
+    return environment(desk, PATH=f"{desk / 'bin'}:{os.environ['PATH']}", EDGEKV_MODEL=str(desk / "MODEL.gguf"),
+                       EDGEKV_MAX_TOKENS="32", TERM="xterm-256color")  # the small real model may go on for ever
 
 
 @pytest.mark.parametrize("shown", SHELL)

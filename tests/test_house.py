@@ -44,7 +44,7 @@ BUDGETS = {
     "native/src": 20_440,
     "native/tests": 8_388,
     "patches": 4_353,
-    "tests": 2_022,
+    "tests": 2_023,
     "tests/agents": 0,
     "tests/architectures": 920,
     "tests/arrays": 419,

@@ -121,19 +121,24 @@ def weight_rates(kind: str, matrices: MatrixShape, n_threads: int) -> WeightRate
     """Of files of weights: a token reads a large one, less what layers of next to no weights take, and a prompt computes with a small one."""
     large, small = (_weights_shape(_layers(n_bytes, kind, matrices), kind, matrices) for n_bytes in (_WEIGHT_BYTES, _PROMPT_BYTES))
     with _decoder(_weights_shape(_EMPTY_LAYERS, "f32", _TINY), "f32", n_threads) as decoder:
-        empty = best_step(decoder, 1, 0) / _EMPTY_LAYERS * large.n_layer
+        empty = [step / _EMPTY_LAYERS * large.n_layer for step in _steps(decoder, 1)]
     with _decoder(large, kind, n_threads) as decoder:
-        step = best_step(decoder, 1, 0)
+        token = [max(step - least, step / 2) for step, least in zip(_steps(decoder, 1), empty, strict=True)]
     with _decoder(small, kind, n_threads) as decoder:
-        stock = best_step(decoder, _PROMPT_TOKENS, 0)
-        set_mode(decoder, KvMode.EXACT)
-        exact = best_step(decoder, _PROMPT_TOKENS, 0)
+        prompt = _steps(decoder, _PROMPT_TOKENS)
     last = f"blk.{small.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
     weights = sum(tensor.n_elements for tensor in small.weights()
                   if tensor.name.startswith("blk.") and not tensor.name.startswith(last) and not tensor.is_vector)
     n_bytes = large.file_bytes(kind) - row_bytes(large.n_vocab * large.n_embd, kind)
     prompts = weights * _PROMPT_TOKENS
-    return WeightRates(n_bytes / max(step - empty, step / 2), prompts / stock, prompts / min(exact, stock))  # the faster kernels serve
+    return WeightRates(n_bytes / token[0], n_bytes / min(token), prompts / prompt[0], prompts / min(prompt))  # the faster kernels serve
+
+
+def _steps(decoder: Decoder, n_tokens: int) -> tuple[float, float]:
+    """Seconds of a step with stock kernels and with EdgeKV's."""
+    stock = best_step(decoder, n_tokens, 0)
+    set_mode(decoder, KvMode.EXACT)
+    return stock, best_step(decoder, n_tokens, 0)
 
 
 @contextmanager

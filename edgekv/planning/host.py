@@ -40,16 +40,19 @@ def memory_gain(n_threads: int) -> float:
 class WeightRates:
     """The rates of one ggml type of weights."""
 
-    decode: float
-    """Decoding one token: bytes of weights a second."""
+    decode_stock: float
+    """Decoding one token with ggml: bytes of weights a second."""
+    decode_exact: float
+    """The same in EdgeKV's modes, which have their own kernels for some types."""
     prompt_stock: float
     """Reading a prompt with ggml: weights a second, times the tokens of the batch."""
     prompt_exact: float
-    """The same in EdgeKV's modes, which have their own kernels for some types."""
+    """The same in EdgeKV's modes."""
 
     def spread(self, n_threads: int) -> WeightRates:
         """The rates of n_threads, guessed from one thread's."""
-        return WeightRates(self.decode * memory_gain(n_threads), self.prompt_stock * n_threads, self.prompt_exact * n_threads)
+        gain = memory_gain(n_threads)
+        return WeightRates(self.decode_stock * gain, self.decode_exact * gain, self.prompt_stock * n_threads, self.prompt_exact * n_threads)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from edgekv.server.server_options import ServerOptions
 def measured(tmp_path, monkeypatch) -> list[str]:
     """The types of weights that a test asks the rates of. Nobody else is busy."""
     asked: list[str] = []
-    give_rates(monkeypatch, tmp_path / "cache", lambda kind: asked.append(kind) or WeightRates(5e9, 40e9, 40e9))
+    give_rates(monkeypatch, tmp_path / "cache", lambda kind: asked.append(kind) or WeightRates(5e9, 5e9, 40e9, 40e9))
     return asked
 
 

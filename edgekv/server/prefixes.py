@@ -22,7 +22,7 @@ from edgekv.prefix_cache.coming import layer_groups
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.kept_prompts import Kept
 from edgekv.prefix_cache.places import unreadable
-from edgekv.prefix_cache.results import BlockPiece, Miss, PrefixHit, pieces_up_to
+from edgekv.prefix_cache.results import BlockPiece, KeptSnapshot, Miss, PrefixHit, pieces_up_to
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.store import PrefixStore, StoreStats
@@ -183,9 +183,7 @@ class Prefixes:
                 store.release(hit, 0)
                 return found((), hit, lost or hit.missed, goes_on)
             try:
-                if (state := kept.read()) is None:
-                    store.release(hit)
-                elif self._placed(runtime, store, prompt, hit).finish() == len(hit.pieces):
+                if (state := self._state(store, hit, kept)) is not None and self._placed(runtime, store, prompt, hit).finish() == len(hit.pieces):
                     runtime.tokens.put_snapshot(prompt.seq_id, kept.position if prompt.at is None else int(prompt.at[0, kept.position]), state)
                     return found(hit.pieces, hit, lost or hit.missed, min(n_have, kept.position))
             except NativeError as error:  # the sequence is empty
@@ -193,6 +191,17 @@ class Prefixes:
                 return CachedTokens(0, missed=Miss(MissReason.DAMAGED, 0))
             lost = Miss(unreadable(store.places), hit.reaches)
         return CachedTokens(goes_on, missed=lost)
+
+    @staticmethod
+    def _state(store: PrefixStore, hit: PrefixHit, kept: KeptSnapshot) -> np.ndarray | None:
+        """The bytes of a hit's snapshot. Where there are none the hit is released."""
+        state = None
+        try:
+            state = kept.read()
+        finally:
+            if state is None:
+                store.release(hit)
+        return state
 
     def _placed(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, hit: PrefixHit) -> Loading:
         """The load of a hit's rows, as many as there are free cells for, which releases the hit at its end. With a snapshot, all or none count."""

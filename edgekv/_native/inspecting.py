@@ -70,22 +70,23 @@ def _open(parts: tuple[tuple[Path, int, int, int], ...]) -> OpenHeader:
 
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         try:
-            first, *_ = [_with_holes(path, end, Path(folder)) for path, end, _, _ in parts]
+            first, *_ = [_with_holes(path, end, size, Path(folder)) for path, end, size, _ in parts]
             return OpenHeader(first)
         except NativeError as error:
             raise NativeError(str(error).replace(f"{folder}{os.sep}", "")) from None
 
 
-def _with_holes(path: Path, end: int, folder: Path) -> Path:
-    """A copy of a header with a hole for its weights, or a link to a whole file. llama.cpp refuses a file that is too short, and reads no weight
-    here."""
+def _with_holes(path: Path, end: int, size: int, folder: Path) -> Path:
+    """A link to a whole file; otherwise a copy of its header with a hole for its weights. llama.cpp refuses a file that is too short, and reads
+    no weight here."""
+    import shutil  # tempfile has it
+
     beside = folder / path.name  # where llama.cpp looks for the other parts
-    if path.stat().st_size >= end:
+    if size >= end:
         beside.symlink_to(path)
         return beside
     with path.open("rb") as source, beside.open("wb") as file:
-        while piece := source.read(1 << 20):
-            file.write(piece)
+        shutil.copyfileobj(source, file)
         file.truncate(end)
     return beside
 

@@ -70,16 +70,21 @@ class HostRoofline:
         layers = [_Layer(n, shape.layer_kv_bytes(il, *types) // max(1, n), shape.swa[il], il in served, il in whole)
                   for il, n in enumerate(shape.n_head_kv)]
         self._layers = Counter(layers).items()  # most layers are alike
+        self._decode_weights_s = self._weights(self._traffic.decode_bytes, "decode")
+        self._prompt_weights_s = self._weights(self._traffic.prompt_weights, "prompt")
 
-    def _weights(self, read: Mapping[str, int], rate: str, mode: KvMode) -> float:
-        """Seconds of weights by type. rate: "decode" or "prompt"."""
-        rates = {kind: getattr(of, f"{rate}_{'stock' if mode is KvMode.OFF else 'exact'}") for kind, of in self._rates.weights.items()}
-        slowest = min(rates.values(), default=math.inf)
-        return sum(n / rates.get(kind, slowest) for kind, n in read.items())
+    def _weights(self, read: Mapping[str, int], rate: str) -> dict[bool, float]:
+        """Seconds of weights by type, by whether the mode is stock. rate: "decode" or "prompt"."""
+        def seconds(rates: Mapping[str, float]) -> float:
+            slowest = min(rates.values(), default=math.inf)
+            return sum(n / rates.get(kind, slowest) for kind, n in read.items())
+
+        return {stock: seconds({kind: getattr(of, f"{rate}_{'stock' if stock else 'exact'}") for kind, of in self._rates.weights.items()})
+                for stock in (True, False)}
 
     def decode_seconds(self, mode: KvMode, depth: int) -> float:
         """Seconds of one token behind `depth` others."""
-        return self._weights(self._traffic.decode_bytes, "decode", mode) + sum(n * self._layer(layer, depth, mode) for layer, n in self._layers)
+        return self._decode_weights_s[mode is KvMode.OFF] + sum(n * self._layer(layer, depth, mode) for layer, n in self._layers)
 
     def prompt_seconds(self, mode: KvMode, depth: int) -> float:
         """Seconds of one prompt token in a batch behind `depth` tokens."""
@@ -89,7 +94,7 @@ class HostRoofline:
         all_stock = shape.mla or shape.index_rows > 0  # stock nodes read prompts of compressed rows, and of an index, in every mode
         per_cell = [n * (stock if all_stock or layer.is_stock(mode) else rates.exact.prompt) * layer.n_head_kv * self._visible(layer, depth)
                     for layer, n in self._layers]
-        return self._weights(self._traffic.prompt_weights, "prompt", mode) + self._scale() * sum(per_cell)
+        return self._prompt_weights_s[mode is KvMode.OFF] + self._scale() * sum(per_cell)
 
     def speed(self, mode: KvMode, depth: int) -> Speed:
         return Speed(mode.value, depth, 1 / self.decode_seconds(mode, depth), 1 / self.prompt_seconds(mode, depth))

@@ -20,7 +20,8 @@ rows back (mode evict); there they are zeros, and the token cannot be saved."""
 
 def sequences_of(bits: np.ndarray) -> list[int]:
     """The sequences whose bits are set, uint64 [word], in their order."""
-    return list(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
+    found: list[int] = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+    return found
 
 
 @dataclass(frozen=True)

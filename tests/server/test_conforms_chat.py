@@ -1,5 +1,6 @@
 """Clients of others: OpenAI's and Anthropic's own, which check the shape of each answer, and the lines of the READMEs."""
 
+import http.client
 import json
 import re
 import shlex
@@ -48,6 +49,19 @@ def test_a_stream_is_the_answer_in_pieces(chat):
     assert chunks[-1].usage == whole.usage.model_copy(update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details})
     assert not chunks[-1].choices and {chunk.id for chunk in chunks} == {chunks[0].id}
     assert all(chunk.usage is None for chunk in chat(stream=True)), "only where it is asked for"
+
+
+def test_a_connection_stays_open_behind_a_stream(endpoint):
+    """As its header says. A client that holds it would ask again in the moment when it closes, and get no answer."""
+    connection = http.client.HTTPConnection(endpoint.url.removeprefix("http://"), timeout=120)
+    connection.connect()
+    held = connection.sock
+    for _ in range(2):
+        connection.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO, "max_tokens": 2, "stream": True}),
+                           {"Content-Type": "application/json", "Authorization": "Bearer secret"})
+        answer = connection.getresponse()
+        assert answer.read().endswith(b"data: [DONE]\n\n") and answer.headers["Keep-Alive"] and connection.sock is held
+    held.close()
 
 
 def test_what_was_read_before_is_counted(chat):

@@ -1,6 +1,7 @@
 """Measures what attention costs on this processor, for `edgekv plan`: steps of a small model with the heads of a larger one, behind a cache
 that is mostly made up."""
 
+import math
 import tempfile
 from functools import partial
 from itertools import pairwise
@@ -17,7 +18,7 @@ from edgekv.measure.filling import Fill
 from edgekv.measure.steps import best_step, rotated, set_mode, shortest, timed
 from edgekv.models.model_shape import ModelShape
 from edgekv.models.model_writer import write_model
-from edgekv.planning.host import MIDDLE, NEAR, AttentionRates, AttentionShape, KernelRates
+from edgekv.planning.host import MIDDLE, NEAR, AttentionRates, AttentionShape, KernelRates, StepRates
 
 _SHALLOW, _FAR = 256, 8192
 _CHUNKS = {"exact": 256, "flash": 128, "plain": 128}  # tokens of a prompt: of more, where a kernel reads K and V once for many
@@ -38,7 +39,7 @@ _FLOOR = 1e-3
 """A rate that noise makes zero or negative becomes this share of another rate."""
 
 
-def attention_rates(shape: AttentionShape, n_threads: int, read: float) -> AttentionRates:
+def attention_rates(shape: AttentionShape, n_threads: int, read: float, step: StepRates) -> AttentionRates:
     """Steps of a small model with this shape of heads, at some depths and in each mode. read: bytes a second of memory."""
     n_kv, n_layer = shape.n_head_kv, layers_read(shape)
     n_ctx = depth_read(shape) + _SHALLOW
@@ -49,7 +50,7 @@ def attention_rates(shape: AttentionShape, n_threads: int, read: float) -> Atten
         opening = Opening(path, _chunk, n_ctx, n_ctx if shape.type_v == "f16" else None, _SHALLOW, _SHALLOW, Fill.SYNTHETIC,
                           n_computed=_SHALLOW, options=options)
         with contexts(opening, n_threads) as opened:
-            return _Attention(opened, shape, read, heads.file_bytes("f16")).rates()
+            return _Attention(opened, shape, read, step).rates()
 
 
 def _chunk(_llama: object, _n: int) -> list[int]:
@@ -57,10 +58,10 @@ def _chunk(_llama: object, _n: int) -> list[int]:
 
 
 class _Attention:
-    def __init__(self, opened: Contexts, shape: AttentionShape, read: float, weight_bytes: int):
-        """read: bytes a second of memory. weight_bytes: of the small model."""
-        self.opened, self.decoder, self.shape = opened, opened.first, shape
-        self.weights_s, self.sketch_s = weight_bytes / read, shape.head_dim * _SKETCH_BITS / 8 / read
+    def __init__(self, opened: Contexts, shape: AttentionShape, read: float, step: StepRates):
+        """read: bytes a second of memory."""
+        self.opened, self.decoder, self.shape, self.step = opened, opened.first, shape, step
+        self.sketch_s = shape.head_dim * _SKETCH_BITS / 8 / read
         self.n_layer = layers_read(shape)
         self.n_heads = self.n_layer * shape.n_head_kv
         self.cold = np.ones(_COLD_BYTES // 8, np.uint64)
@@ -75,31 +76,36 @@ class _Attention:
         prompts: dict[str, float] = {}
         for depth in depths:
             self.opened.fill_to(depth)
+            if depth == _SHALLOW:  # the fixed time of a layer, whose code and graph lie in the caches as after other layers
+                warm = dict.fromkeys(self.kernels, math.inf)
+                for name in (*warm, *warm):
+                    warm[name] = min(warm[name], best_step(self._ready(name, depth), 1, depth))
             if depth == depths[-2]:  # many heads make a prompt's chunk slow
                 prompts = self._prompts(depth)
             for name, seconds in steps.items():
                 seconds.append(self._step(name, depth))
-        found = {name: self._kernel(depths, seconds, max(prompts[name] - first[name], _FLOOR * first[name])
+        found = {name: self._kernel(depths, seconds, warm[name], max(prompts[name] - first[name], _FLOOR * first[name])
                                    / (_CHUNKS[name] * self.n_heads * depths[-2]))
                  for name, seconds in steps.items()}
-        row, scan = self._row_and_scan(found["exact"], depths[-1])
+        nothing = max(steps["exact"][0] - found["exact"].near * self.n_heads * _SHALLOW, 0.0)
+        row, scan = self._row_and_scan(found["exact"], nothing, depths[-1])
         return AttentionRates(found["exact"], found["flash"], found.get("plain", found["flash"]), row, scan)
 
-    def _kernel(self, depths: list[int], seconds: list[float], prompt: float) -> KernelRates:
-        """seconds: of a step behind `depths` tokens. prompt: as it is."""
+    def _kernel(self, depths: list[int], seconds: list[float], warm: float, prompt: float) -> KernelRates:
+        """seconds: of a step behind `depths` tokens with empty caches; warm: behind the first of them, with what the last step left there. prompt: as
+        it is."""
         slopes = [max((b - a) / (n - m), _FLOOR * b / n) for (m, n), (a, b) in zip(pairwise(depths), pairwise(seconds))]
-        base = max(seconds[0] - slopes[0] * depths[0] - self.weights_s, _FLOOR * seconds[0])
+        layer = max((warm - self.step.token - slopes[0] * depths[0]) / self.n_layer, self.step.layer)
         near, middle, far = (slope / self.n_heads for slope in (*slopes[:2], slopes[-1]))
-        return KernelRates(base / self.n_layer, near, middle, far, prompt)
+        return KernelRates(layer, near, middle, far, prompt)
 
-    def _row_and_scan(self, exact: KernelRates, depth: int) -> tuple[float, float]:
-        """Seconds of a row and of a cell's scan, from the seconds and rows of two steps. Bounds against noise: a single row is no faster than one in a
-        run, and a sketch no faster than memory."""
+    def _row_and_scan(self, exact: KernelRates, nothing: float, depth: int) -> tuple[float, float]:
+        """Seconds of a row and of a cell's scan, from the seconds and rows of two steps. nothing: seconds of a step that attends nothing, with empty
+        caches. Bounds against noise: a single row is no faster than one in a run, and a sketch no faster than memory."""
         (few_s, few), (many_s, many) = self._sparse(_FEW), self._sparse(_MANY)
-        base = exact.layer * self.n_layer + self.weights_s
         row = (many_s - few_s) / (self.n_heads * max(1.0, many - few))
         row = min(max(row, exact.far), _MOST_ROW * exact.far)
-        left = max((few_s - base) / self.n_heads, self.sketch_s * depth)  # of a head
+        left = max((few_s - nothing) / self.n_heads, self.sketch_s * depth)  # of a head
         scan = max((left - row * few) / depth, self.sketch_s)
         return max(exact.far, min(row, (left - scan * depth) / few)), scan
 

@@ -1,6 +1,7 @@
 """Measures what `edgekv plan` reckons with: rates of weights and of attention on this processor, in less than a second for each. Files of
 zeros and of a few heads represent the model: the time of a multiplication does not depend on the values."""
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from edgekv.planning.host import (
     HostRates,
     KeptRates,
     MatrixShape,
+    StepRates,
     WeightRates,
     attention_shape,
     matrix_shape,
@@ -48,10 +50,11 @@ WHAT = "measuring this machine once"
 _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
 _PROMPT_BYTES = 8 * MIB  # a prompt computes for so long on what it read that caches do not matter
 _PROMPT_TOKENS = 64
-_EMPTY_LAYERS = 16
-_MOST_LAYERS = 128  # llama.cpp refuses many more, and a model of such small matrices lies in a cache itself
+_FEW_LAYERS, _MOST_LAYERS = 2, 128  # llama.cpp refuses many more, and a model of such small matrices lies in a cache itself
 _HEAD_DIM = 32  # of the file of weights
 _TINY = MatrixShape(32, 32)
+_FLOOR = 1e-3  # of what was measured, where noise makes a difference zero or negative
+_HELD = 1  # tokens in the cache, so that it keeps its memory: the first one of each page asks for some
 _LOOK_S = 0.1  # to see what other programs do
 
 
@@ -65,9 +68,9 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, show: Show = lam
         raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
     kept = KeptRates(n_threads, _native.isa())
     shape, matrices = attention_shape(model.geometry, kv), matrix_shape(model)
-    known_read, known_attention = (None, None) if again else (kept.read(), kept.attention(shape))
+    known_read, known_step, known_attention = (None, None, None) if again else (kept.read(), kept.step(), kept.attention(shape))
     known_weights = {kind: None if again else kept.weights(kind, matrices) for kind in measured_types(model)}
-    n_missing, n_done = [known_read, known_attention, *known_weights.values()].count(None), 0
+    n_missing, n_done = [known_read, known_step, known_attention, *known_weights.values()].count(None), 0
     most_busy, look = 0.0, n_threads > 1
 
     def found(name: str, known: T | None, measure: Callable[[int], T], spread: Callable[[T, int], T]) -> T:
@@ -89,11 +92,12 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, show: Show = lam
         return measured
 
     read = found("read", known_read, read_rate, lambda rate, n: rate * memory_gain(n))
+    step = found("step", known_step, step_rates, lambda rates, n: rates)
     attention = found(f"attention {shape.name}", known_attention,
-                      lambda n: attention_rates(shape, n, read * memory_gain(n) / memory_gain(n_threads)), AttentionRates.spread)
-    weights = {kind: found(f"weights {kind} {matrices.name}", known, partial(weight_rates, kind, matrices), WeightRates.spread)
+                      lambda n: attention_rates(shape, n, read * memory_gain(n) / memory_gain(n_threads), step), AttentionRates.spread)
+    weights = {kind: found(f"weights {kind} {matrices.name}", known, partial(weight_rates, kind, matrices, step), WeightRates.spread)
                for kind, known in known_weights.items()}
-    return HostRates(n_threads, read, weights, attention, most_busy)
+    return HostRates(n_threads, read, step, weights, attention, most_busy)
 
 
 def _busy_now() -> float:
@@ -117,13 +121,22 @@ def read_rate(n_threads: int) -> float:
 # ---- weights --------------------------------------------------------------------------------------------------------------------
 
 
-def weight_rates(kind: str, matrices: MatrixShape, n_threads: int) -> WeightRates:
-    """Of files of weights: a token reads a large one, less what layers of next to no weights take, and a prompt computes with a small one."""
+def step_rates(n_threads: int) -> StepRates:
+    """Of models of next to no weights, with few layers and with many."""
+    seconds = []
+    for n_layer in (_FEW_LAYERS, _MOST_LAYERS):
+        with _decoder(_weights_shape(n_layer, "f32", _TINY), "f32", n_threads) as decoder:
+            seconds.append(best_step(decoder, 1, _HELD))
+    layer = max(seconds[1] - seconds[0], _FLOOR * seconds[0]) / (_MOST_LAYERS - _FEW_LAYERS)
+    return StepRates(max(seconds[0] - _FEW_LAYERS * layer, _FLOOR * seconds[0]), layer)
+
+
+def weight_rates(kind: str, matrices: MatrixShape, step: StepRates, n_threads: int) -> WeightRates:
+    """Of files of weights: a token reads a large one, less what its layers take without weights, and a prompt computes with a small one."""
     large, small = (_weights_shape(_layers(n_bytes, kind, matrices), kind, matrices) for n_bytes in (_WEIGHT_BYTES, _PROMPT_BYTES))
-    with _decoder(_weights_shape(_EMPTY_LAYERS, "f32", _TINY), "f32", n_threads) as decoder:
-        empty = [step / _EMPTY_LAYERS * large.n_layer for step in _steps(decoder, 1)]
+    least = step.token + large.n_layer * step.layer
     with _decoder(large, kind, n_threads) as decoder:
-        token = [max(step - least, step / 2) for step, least in zip(_steps(decoder, 1), empty, strict=True)]
+        token = [max(seconds - least, seconds / 2) for seconds in _steps(decoder, 1)]
     with _decoder(small, kind, n_threads) as decoder:
         prompt = _steps(decoder, _PROMPT_TOKENS)
     last = f"blk.{small.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
@@ -135,19 +148,22 @@ def weight_rates(kind: str, matrices: MatrixShape, n_threads: int) -> WeightRate
 
 
 def _steps(decoder: Decoder, n_tokens: int) -> tuple[float, float]:
-    """Seconds of a step with stock kernels and with EdgeKV's."""
-    stock = best_step(decoder, n_tokens, 0)
-    set_mode(decoder, KvMode.EXACT)
-    return stock, best_step(decoder, n_tokens, 0)
+    """Seconds of a step with stock kernels and with EdgeKV's: in turns, since the first tenth of a second is slower than all that follow."""
+    seconds = {KvMode.OFF: math.inf, KvMode.EXACT: math.inf}
+    for mode in (*seconds, *seconds):
+        set_mode(decoder, mode)
+        seconds[mode] = min(seconds[mode], best_step(decoder, n_tokens, _HELD))
+    return seconds[KvMode.OFF], seconds[KvMode.EXACT]
 
 
 @contextmanager
 def _decoder(shape: ModelShape, kind: str, n_threads: int) -> Iterator[Decoder]:
-    """With stock attention and nothing in its cache."""
+    """With stock attention and a token in its cache."""
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         path = write_empty(shape, Path(folder) / "weights.gguf", kind)
         with decoder_of(path, kv=KvMode.OFF, n_ctx=256, n_batch=_PROMPT_TOKENS, n_ubatch=_PROMPT_TOKENS, n_threads=n_threads,
                         n_threads_batch=n_threads, n_gpu_layers=0) as decoder:
+            decoder.decode([300] * _HELD)
             yield decoder
 
 

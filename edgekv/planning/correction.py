@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.models.geometry import ModelFile
-from edgekv.planning.host import AttentionRates, KeptRates, KernelRates, WeightRates, attention_shape, kept_for, matrix_shape
+from edgekv.planning.host import AttentionRates, KeptRates, KernelRates, StepRates, WeightRates, attention_shape, kept_for, matrix_shape
 from edgekv.planning.roofline import HostRoofline
 
 log = logging.getLogger("edgekv")
@@ -25,6 +25,7 @@ def correct(kept: KeptRates, model: ModelFile, kv: KvOptions, mode: KvMode, dept
     if times < FAR:
         return None
     kept.keep("read", rates.read * times)
+    kept.keep("step", StepRates(rates.step.token / times, rates.step.layer / times))
     kept.keep(f"attention {attention_shape(model.geometry, kv).name}", _faster(rates.attention, times))
     for kind, of in rates.weights.items():
         kept.keep(f"weights {kind} {matrix_shape(model).name}", WeightRates(*(getattr(of, each.name) * times for each in fields(of))))

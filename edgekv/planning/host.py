@@ -56,11 +56,21 @@ class WeightRates:
 
 
 @dataclass(frozen=True)
+class StepRates:
+    """Seconds of a step that computes next to nothing: threads wait for each other, and a graph is built."""
+
+    token: float
+    """Besides the layers."""
+    layer: float
+    """A layer of next to no weights and next to nothing in its cache."""
+
+
+@dataclass(frozen=True)
 class KernelRates:
     """Seconds of a kernel that attends every cell."""
 
     layer: float
-    """A layer with almost no cache and almost no weights."""
+    """A layer with nothing in its cache and next to no weights."""
     near: float
     """One more cell for a decoded token, for one KV head and its query heads, up to NEAR cells of a layer."""
     middle: float
@@ -142,6 +152,7 @@ class HostRates:
     n_threads: int
     read: float
     """Bytes a second, reading memory in sequence."""
+    step: StepRates
     weights: Mapping[str, WeightRates]
     attention: AttentionRates
     busy: float = 0.0
@@ -159,6 +170,9 @@ class KeptRates:
     def read(self) -> float | None:
         return _rate(self._mine().get("read"))
 
+    def step(self) -> StepRates | None:
+        return _made(StepRates, self._mine().get("step"))
+
     def weights(self, kind: str, matrices: MatrixShape) -> WeightRates | None:
         return _made(WeightRates, self._mine().get(f"weights {kind} {matrices.name}"))
 
@@ -166,7 +180,7 @@ class KeptRates:
         return _made(AttentionRates, self._mine().get(f"attention {shape.name}"))
 
     def keep(self, name: str, value: Any) -> None:
-        """name: "read", "weights TYPE MATRICES" or "attention SHAPE"; value: a number or rates."""
+        """name: "read", "step", "weights TYPE MATRICES" or "attention SHAPE"; value: a number or rates."""
         everything = self._all()
         everything.setdefault(self._machine, {})[name] = value if isinstance(value, float) else asdict(value)
         try:
@@ -183,11 +197,11 @@ class KeptRates:
 
 def kept_for(model: ModelFile, kv: KvOptions, kept: KeptRates) -> HostRates | None:
     """All rates that a model needs; None if one was never measured."""
-    read, attention = kept.read(), kept.attention(attention_shape(model.geometry, kv))
+    read, step, attention = kept.read(), kept.step(), kept.attention(attention_shape(model.geometry, kv))
     weights = {kind: rates for kind in measured_types(model) if (rates := kept.weights(kind, matrix_shape(model))) is not None}
-    if read is None or attention is None or len(weights) < len(measured_types(model)):
+    if read is None or step is None or attention is None or len(weights) < len(measured_types(model)):
         return None
-    return HostRates(kept.n_threads, read, weights, attention)
+    return HostRates(kept.n_threads, read, step, weights, attention)
 
 
 def attention_shape(model: Geometry, kv: KvOptions) -> AttentionShape:

@@ -58,8 +58,8 @@ class _Layer:
 
 
 class HostRoofline:
-    """A model on this processor. A token takes the time of its weights, a fixed time for each layer, and attention: the longer of the kernel's
-    time and that of reading the bytes."""
+    """A model on this processor. A token takes a fixed time, the time of its weights, a fixed time for each layer, and attention: the longer of
+    the kernel's time and that of reading the bytes."""
 
     def __init__(self, model: ModelFile, kv: KvOptions, rates: HostRates):
         self._model, self._kv, self._rates = model, kv, rates
@@ -84,7 +84,7 @@ class HostRoofline:
 
     def decode_seconds(self, mode: KvMode, depth: int) -> float:
         """Seconds of one token behind `depth` others."""
-        return self._decode_weights_s[mode is KvMode.OFF] + sum(n * self._layer(layer, depth, mode) for layer, n in self._layers)
+        return self._rates.step.token + self._decode_weights_s[mode is KvMode.OFF] + sum(n * self._layer(layer, depth, mode) for layer, n in self._layers)
 
     def prompt_seconds(self, mode: KvMode, depth: int) -> float:
         """Seconds of one prompt token in a batch behind `depth` tokens."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from support.rates import ATTENTION, give_rates
+from support.rates import ATTENTION, STEP, give_rates
 
 from edgekv import _native
 from edgekv.common.enums import KvMode
@@ -29,7 +29,7 @@ from edgekv.planning.host import (
 )
 from edgekv.planning.roofline import ROWS, HostRoofline, depth_at, rows_read
 
-RATES = HostRates(2, 1e12, {"q4_0": WeightRates(5e9, 5e9, 40e9, 40e9)}, ATTENTION)
+RATES = HostRates(2, 1e12, STEP, {"q4_0": WeightRates(5e9, 5e9, 40e9, 40e9)}, ATTENTION)
 
 SMALL = MatrixShape(576, 1536)
 
@@ -48,7 +48,7 @@ def test_rows_follow_what_was_measured():
 def test_the_time_of_a_token(header):
     model = header("llama-3.2-1b")
     line = HostRoofline(model, KvOptions(mode="sparse"), RATES)
-    base = traffic(model).active_bytes / 5e9 + 16 * 1e-5
+    base = STEP.token + traffic(model).active_bytes / 5e9 + 16 * 1e-5
     assert line.decode_seconds(KvMode.OFF, 8192) == pytest.approx(base + 16 * 2e-5 + 16 * 8 * 8192 * 60e-9)
     flash = base + 16 * 1e-5 + 16 * 8 * (2048 * 40e-9 + 52 * 160e-9)
     assert line.decode_seconds(KvMode.OFF, 2100) == pytest.approx(flash), "the faster one there"
@@ -119,9 +119,11 @@ def test_rates_are_kept_by_machine(tmp_path):
     kept = KeptRates(2, "avx2", path)
     assert kept.read() is None and kept.attention(shape) is None
     kept.keep("read", 1e10)
+    kept.keep("step", STEP)
     kept.keep("weights q4_0 576x1536", WeightRates(1.0, 1.0, 2.0, 2.0))
     kept.keep(f"attention {shape.name}", ATTENTION)
-    assert (kept.read(), kept.weights("q4_0", SMALL), kept.attention(shape)) == (1e10, WeightRates(1.0, 1.0, 2.0, 2.0), ATTENTION)
+    assert (kept.read(), kept.step(), kept.attention(shape)) == (1e10, STEP, ATTENTION)
+    assert kept.weights("q4_0", SMALL) == WeightRates(1.0, 1.0, 2.0, 2.0)
     assert kept.weights("q4_0", MatrixShape(576, 1600)) is None
     assert KeptRates(1, "avx2", path).read() is None and KeptRates(2, "portable", path).read() is None
     assert KeptRates(2, "avx2", path).attention(AttentionShape(64, 4, 2, "q8_0", "f16")) is None
@@ -151,10 +153,10 @@ def test_measured_once(header, tmp_path, monkeypatch):
 
     assert kept_for(model, kv, KeptRates(1, "x")) is None and measured_types(model) == ["q4_0"]
     first = measuring.host_rates(model, kv, 1, show)
-    assert shown == [(measuring.WHAT, done, 3) for done in range(3)] and first.read > 1e8
-    assert measuring.host_rates(model, kv, 1, show) == first and len(shown) == 3
+    assert shown == [(measuring.WHAT, done, 4) for done in range(4)] and first.read > 1e8
+    assert measuring.host_rates(model, kv, 1, show) == first and len(shown) == 4
     measuring.host_rates(model, kv, 1, show, again=True)
-    assert shown == 2 * [(measuring.WHAT, done, 3) for done in range(3)]
+    assert shown == 2 * [(measuring.WHAT, done, 4) for done in range(4)]
     assert first.busy == 0 and attention_shape(model.geometry, kv) == AttentionShape(64, 2)
 
 
@@ -163,7 +165,7 @@ def test_only_what_is_missing_is_measured(header, tmp_path, monkeypatch):
     model, kv, shown = header("tiny"), KvOptions(), []
     KeptRates(1, _native.isa()).keep("read", 1e10)
     found = measuring.host_rates(model, kv, 1, lambda *told: shown.append(told))
-    assert shown == [(measuring.WHAT, 0, 2), (measuring.WHAT, 1, 2)] and found.read == 1e10
+    assert shown == [(measuring.WHAT, done, 3) for done in range(3)] and found.read == 1e10
 
 
 def test_small_matrices_make_no_more_layers_than_llama_cpp_takes():
@@ -180,7 +182,7 @@ def test_what_a_busy_machine_gives_is_not_kept(header, tmp_path, monkeypatch):
     for decode in (1e9, 2e9):
         found = measuring.host_rates(model, kv, 1, lambda *told: shown.append(told))
         assert found.busy == 1.6 and found.weights["q4_0"].decode_stock == decode and kept_for(model, kv, KeptRates(1, _native.isa())) is None
-    assert shown == 2 * [(measuring.WHAT, done, 3) for done in range(3)], "nothing of it was kept: all is measured again"
+    assert shown == 2 * [(measuring.WHAT, done, 4) for done in range(4)], "nothing of it was kept: all is measured again"
     busy[0] = 0.0
     quiet = measuring.host_rates(model, kv, 1)
     assert quiet.busy == 0 and quiet.weights["q4_0"].decode_stock == 3e9 and kept_for(model, kv, KeptRates(1, _native.isa())) == quiet
@@ -194,7 +196,7 @@ def test_beside_others_one_thread_is_measured(header, tmp_path, monkeypatch, at_
     during the measurement."""
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
     model, kv = header("tiny"), KvOptions()
-    asked: dict[str, list[int]] = {"read": [], "attention": [], "weights": []}
+    asked: dict[str, list[int]] = {"read": [], "step": [], "attention": [], "weights": []}
     busy = [1.6 if at_first else 0.0]
 
     def gives(name: str, found):
@@ -206,11 +208,12 @@ def test_beside_others_one_thread_is_measured(header, tmp_path, monkeypatch, at_
         return measure
 
     monkeypatch.setattr(measuring, "read_rate", gives("read", 1e10))
-    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: gives("attention", ATTENTION)(n_threads))
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, matrices, n_threads: gives("weights", WeightRates(5e9, 5e9, 4e10, 3e10))(n_threads))
+    monkeypatch.setattr(measuring, "step_rates", gives("step", STEP))
+    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read, step: gives("attention", ATTENTION)(n_threads))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, matrices, step, n_threads: gives("weights", WeightRates(5e9, 5e9, 4e10, 3e10))(n_threads))
     monkeypatch.setattr(Others, "busy", lambda self: busy[0])
     found = measuring.host_rates(model, kv, 4)
-    assert asked == {"read": [1] if at_first else [4, 1], "attention": [1], "weights": [1]}
+    assert asked == {"read": [1] if at_first else [4, 1], "step": [1], "attention": [1], "weights": [1]}
     gain = memory_gain(4)
     assert 2 < gain < 4 and found.busy == 1.6 and found.n_threads == 4 and found.read == pytest.approx(gain * 1e10)
     assert found.weights["q4_0"] == WeightRates(gain * 5e9, gain * 5e9, 4 * 4e10, 4 * 3e10)
@@ -223,6 +226,7 @@ def test_a_fast_token_corrects_what_is_kept(header, tmp_path, monkeypatch):
     model, kv, kept = header("llama-3.2-1b"), KvOptions(mode="exact"), KeptRates(2, "avx2")
     assert correct(kept, model, kv, KvMode.EXACT, 0, 1e-3) is None, "nothing is kept"
     kept.keep("read", 1e10)
+    kept.keep("step", STEP)
     kept.keep("weights q4_0 2048x8192", WeightRates(1e9, 1e9, 2e9, 3e9))
     kept.keep(f"attention {attention_shape(model.geometry, kv).name}", ATTENTION)
     rates = kept_for(model, kv, kept)
@@ -237,8 +241,9 @@ def test_a_fast_token_corrects_what_is_kept(header, tmp_path, monkeypatch):
 
 def test_rates_of_this_machine():
     """What is measured can be reckoned with; how fast it is, no test says."""
-    attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10)
-    rates = [attention.row, attention.scan, *(value for kernel in (attention.exact, attention.flash, attention.plain) for value in vars(kernel).values())]
-    assert len(rates) == 17 and all(0 < value < 1e-2 for value in rates)
-    weights = measuring.weight_rates("q8_0", SMALL, 1)
+    step = measuring.step_rates(1)
+    attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10, step)
+    rates = [step.token, step.layer, attention.row, attention.scan, *(value for kernel in (attention.exact, attention.flash, attention.plain) for value in vars(kernel).values())]
+    assert len(rates) == 19 and all(0 < value < 1e-2 for value in rates)
+    weights = measuring.weight_rates("q8_0", SMALL, step, 1)
     assert len(vars(weights)) == 4 and all(1e7 < rate < 1e13 for rate in vars(weights).values())

@@ -35,6 +35,8 @@ class DeviceInfo:
     usable: bool
     problem: str
     """The reason if it is not usable."""
+    has_display: bool = False
+    """It may draw a screen."""
 
 
 def count(kind: DeviceKind) -> int:
@@ -47,7 +49,7 @@ def info(kind: DeviceKind, index: int = 0) -> DeviceInfo:
     out = ffi.new("edgekv_device_info *")
     _check(lib.edgekv_get_device_info(_DEVICES[kind], index, out))
     return DeviceInfo(_KIND_OF[out.kind], out.index, ffi.string(out.name).decode(), out.arch, out.driver, out.runtime, out.n_sm,
-                      out.total_bytes, out.free_bytes, bool(out.usable), ffi.string(out.problem).decode())
+                      out.total_bytes, out.free_bytes, bool(out.usable), ffi.string(out.problem).decode(), bool(out.has_display))
 
 
 @dataclass(frozen=True)

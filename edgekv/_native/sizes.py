@@ -98,6 +98,7 @@ class DeviceSize:
     page_tokens: int
     n_sm: int
     """Multiprocessors of the device: scratch grows with them."""
+    has_display: bool
     total_bytes: int
     """The device's memory."""
     free_bytes: int
@@ -143,9 +144,9 @@ def piece_heads(layer_bytes: int, n_head_kv: int) -> int:
     return lib.edgekv_piece_heads(layer_bytes, n_head_kv)
 
 
-def device_margin(total_bytes: int) -> int:
-    """Bytes that an automatic budget leaves to the driver, CUDA graphs and other programs."""
-    return lib.edgekv_device_margin(total_bytes)
+def device_margin(total_bytes: int, has_display: bool) -> int:
+    """Bytes that a plan with an automatic budget leaves to the driver, CUDA graphs, other programs and a screen."""
+    return lib.edgekv_device_margin(total_bytes, has_display)
 
 
 def _native(layer: LayerSize):

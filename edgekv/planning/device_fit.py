@@ -56,6 +56,7 @@ class DeviceRoom:
     """Weights and work buffers lie there too; an emulated device has pages only."""
     n_sm: int = 128
     """Multiprocessors: scratch grows with them."""
+    has_display: bool = False
 
     def less(self, n_bytes: int) -> DeviceRoom:
         """What is left when something else takes `n_bytes`."""
@@ -121,11 +122,11 @@ class DevicePlan:
         return min(self.n_ctx * self.n_sequences, self.arena // (self.slot_bytes * self.n_heads) * self.page_tokens)
 
 
-def margin_bytes(total: int) -> int:
-    """Bytes that an automatic budget leaves free for the driver, CUDA graphs and other programs."""
+def margin_bytes(total: int, has_display: bool = False) -> int:
+    """Bytes that an automatic budget leaves free for the driver, CUDA graphs, other programs and a screen."""
     from edgekv._native import sizes
 
-    return sizes.device_margin(total)
+    return sizes.device_margin(total, has_display)
 
 
 def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int, kv: KvOptions) -> int:
@@ -194,8 +195,8 @@ def _device_bytes(model: Geometry, layers: list[int], n_ctx: int, kv: KvOptions,
 
     k, v = model.head_row_bytes(kv.cache.type_k.value, kv.cache.type_v.value)
     heads = tuple(sizes.DeviceHeads(model.n_head[il], model.n_head_kv[il], model.head_dim_k, k, v) for il in layers)
-    return sizes.device_bytes(sizes.DeviceSize(kv.mode, kv.selection.sketch, n_sequences, rounded(n_ctx), kv.cache.page_size, room.n_sm, room.total,
-                                               max(0, left), compute, kv.placement.kv_vram or 0, heads))
+    return sizes.device_bytes(sizes.DeviceSize(kv.mode, kv.selection.sketch, n_sequences, rounded(n_ctx), kv.cache.page_size, room.n_sm,
+                                               room.has_display, room.total, max(0, left), compute, kv.placement.kv_vram or 0, heads))
 
 
 def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1) -> DevicePlan:
@@ -267,7 +268,7 @@ def choose_device_context(
 
 
 def _fewer_layers(model: Geometry, plan: DevicePlan, room: DeviceRoom) -> str:
-    n = int(max(0, room.free - plan.compute - margin_bytes(room.total)) / (plan.weights / (model.n_layer + 1)))
+    n = int(max(0, room.free - plan.compute - margin_bytes(room.total, room.has_display)) / (plan.weights / (model.n_layer + 1)))
     fewer = f"--gpu-layers {n} leaves the other layers, and EdgeKV's attention, to the processor; "
     return (fewer if 0 < n <= model.n_layer else "") + "--attention-device cpu does without the GPU"
 

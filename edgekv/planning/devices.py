@@ -63,7 +63,8 @@ def room_of(info: DeviceInfo, *others: DeviceInfo) -> DeviceRoom:
     from edgekv.planning.device_fit import DeviceRoom
 
     total, free = (sum(getattr(one, name) for one in (info, *others)) for name in ("total_bytes", "free_bytes"))
-    return DeviceRoom(f"{len(others) + 1} GPUs" if others else info.name, total, free, holds_model=info.kind is DeviceKind.CUDA, n_sm=info.n_sm)
+    return DeviceRoom(f"{len(others) + 1} GPUs" if others else info.name, total, free, holds_model=info.kind is DeviceKind.CUDA, n_sm=info.n_sm,
+                      has_display=any(one.has_display for one in (info, *others)))
 
 
 def place(kv: KvOptions, model: Path | None = None) -> Placement:

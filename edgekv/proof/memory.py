@@ -38,7 +38,7 @@ class Meter:
 
     def told(self, stage: str, planned: int) -> Told:
         """More than the plan by less than the plan's own margin is the driver's: its context, kernels and graphs."""
-        used, spare = self.used, margin_bytes(self.before.total_bytes) if self.before.kind is DeviceKind.CUDA else 0
+        used, spare = self.used, margin_bytes(self.before.total_bytes, self.before.has_display) if self.before.kind is DeviceKind.CUDA else 0
         more = f", of which the {size(spare)} that the plan leaves free cover" if planned < used <= planned + spare else ""
         return stage, Outcome.RIGHT if used <= planned + spare else Outcome.WRONG, (
             f"{size(used)} are allocated, planned are {size(planned)}" + (f": {size(used - planned)} more{more}" if used > planned else ""))

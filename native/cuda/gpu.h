@@ -110,6 +110,7 @@ struct Device {
     int runtime   = 0;
     size_t total_bytes = 0;
     size_t free_bytes  = 0;
+    bool has_display = false;  // it may draw a screen: the system ends kernels that take long
     bool maps_host   = false;  // kernels may read and write pinned host memory
     bool has_kernels = false;  // this build has code for its architecture; else last_error() says what to do
 };

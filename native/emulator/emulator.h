@@ -56,6 +56,8 @@ constexpr long kNever = -1;
 struct Limits {
     size_t device_bytes = size_t(8) << 30;
     size_t shared_bytes = 64 * 1024;  // of a block, as on the smallest card that we build for
+    bool has_display = false;
+    size_t late_bytes = 0;  // of the device's, which the first launch takes, as a driver does for code and stacks
     bool pins = true;     // alloc_pinned() succeeds
     long allocs_left = kNever;   // so many alloc() calls succeed
     long copies_left = kNever;   // so many copies succeed; later ones refuse at once

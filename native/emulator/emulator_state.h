@@ -97,5 +97,6 @@ struct Opened {
 void queue(void * stream, std::function<void()> run);  // queues a copy or a zeroing
 void drain();                                          // runs everything
 int n_sm();                                            // multiprocessors of the device, by the seed
+size_t device_bytes_used();                            // of allocations, and late_bytes where a kernel was launched
 
 }  // namespace edgekv::gpu::emulator

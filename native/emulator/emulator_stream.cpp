@@ -197,6 +197,10 @@ Limits & limits() {
     return one;
 }
 
+static bool launched = false;
+
+size_t device_bytes_used() { return memory_bytes(Kind::device) + (launched ? limits().late_bytes : 0); }
+
 bool strict() {
     static const bool on = [] {
         const char * text = std::getenv("EDGEKV_EMULATOR_STRICT");
@@ -208,6 +212,7 @@ bool strict() {
 void set_limits(const Limits & to) {
     std::lock_guard<std::recursive_mutex> guard(lock());
     limits() = to;
+    launched = false;
 }
 
 void set_seed(uint64_t seed) {
@@ -298,12 +303,21 @@ void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, st
         set_sticky("there is no such stream");
         return;
     }
+    launched = true;
     push(stream, *s, Operation{{}, nullptr, nullptr, std::make_shared<const Launch>(Launch{grid, threads, shared_bytes, std::move(kernel)})});
 }
 
 }  // namespace edgekv::gpu::emulator
 
 // for tests that reach the device only through a library
+extern "C" __attribute__((visibility("default"))) void edgekv_emulator_has(size_t n_bytes, size_t late_bytes, bool has_display, bool pins) {
+    edgekv::gpu::emulator::Limits limits;
+    limits.device_bytes = n_bytes;
+    limits.late_bytes   = late_bytes;
+    limits.has_display  = has_display;
+    limits.pins         = pins;
+    edgekv::gpu::emulator::set_limits(limits);
+}
 extern "C" __attribute__((visibility("default"))) void edgekv_emulator_fails_after(long n_operations) {
     edgekv::gpu::emulator::Limits limits;
     limits.operations_left = n_operations;

@@ -63,7 +63,8 @@ bool device(int index, Device & out) {
 #endif
     out.n_sm = emulator::n_sm();
     out.total_bytes = limits().device_bytes;
-    out.free_bytes = limits().device_bytes - std::min(limits().device_bytes, memory_bytes(Kind::device));
+    out.free_bytes = limits().device_bytes - std::min(limits().device_bytes, device_bytes_used());
+    out.has_display = limits().has_display;
     out.maps_host = true;
     out.has_kernels = true;
     return true;
@@ -94,7 +95,7 @@ bool alloc(void ** out, size_t n_bytes) {
     Guard guard(lock());
     install_fault_handler();
     *out = nullptr;
-    const size_t used = memory_bytes(Kind::device), total = limits().device_bytes, free = total - std::min(total, used);
+    const size_t used = device_bytes_used(), total = limits().device_bytes, free = total - std::min(total, used);
     if (n_bytes <= free && limits().allocs_left != 0) {
         limits().allocs_left -= limits().allocs_left > 0;
         *out = memory_alloc(Kind::device, n_bytes);

@@ -52,6 +52,7 @@ typedef struct {
     int n_sm;
     size_t total_bytes;
     size_t free_bytes;
+    bool has_display; /* it may draw a screen */
     bool usable;
     char problem[256]; /* why it is not usable */
 } edgekv_device_info;

@@ -67,6 +67,7 @@ typedef struct {
     int n_cells;          /* of a stream */
     int page_tokens;
     int n_sm;             /* multiprocessors of the device: scratch grows with them */
+    bool has_display;     /* of the device */
     size_t total_bytes;   /* of the device's memory */
     size_t free_bytes;    /* of that, beside weights, work buffers and whatever else llama.cpp keeps there */
     size_t later_bytes;   /* of the free bytes, what llama.cpp takes after staging and ring: its work buffers */
@@ -92,8 +93,8 @@ typedef struct {
 EDGEKV_API void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes * out);
 /* The KV heads of a piece: prompts attend a layer in pieces. layer_bytes: K and V of the widest layer, which has n_head_kv heads. */
 EDGEKV_API int edgekv_piece_heads(size_t layer_bytes, int n_head_kv);
-/* The bytes that an automatic budget leaves to the driver, CUDA graphs and other programs. */
-EDGEKV_API size_t edgekv_device_margin(size_t total_bytes);
+/* The bytes that a plan with an automatic budget leaves to the driver, CUDA graphs, other programs and a screen. */
+EDGEKV_API size_t edgekv_device_margin(size_t total_bytes, bool has_display);
 
 /* cffi: end */
 

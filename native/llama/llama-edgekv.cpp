@@ -4,8 +4,10 @@
 #include "llama-graph.h"
 #include "llama-impl.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
+#include <vector>
 
 #ifndef EDGEKV_UPSTREAM
 #error "EDGEKV_UPSTREAM is set by native/CMakeLists.txt from patches/UPSTREAM"
@@ -207,4 +209,18 @@ bool llama_edgekv_reserve(llama_context * lctx) {
         return false;
     }
     return true;
+}
+
+void llama_edgekv_rehearse(llama_context * lctx) {
+    const llama_cparams & of = lctx->get_cparams();
+    if (llama_model_has_encoder(&lctx->get_model()) || of.ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT || of.ctx_other) {
+        return;  // it continues what an encoder or another context has computed
+    }
+    std::vector<llama_token> tokens(std::min({ of.n_ubatch, of.n_batch, of.n_ctx_seq - 1 }), 0);
+    if (llama_decode(lctx, llama_batch_get_one(tokens.data(), static_cast<int32_t>(tokens.size()))) == 0) {
+        llama_decode(lctx, llama_batch_get_one(tokens.data(), 1));
+    }
+    llama_synchronize(lctx);
+    llama_memory_clear(lctx->get_memory(), false);
+    llama_perf_context_reset(lctx);
 }

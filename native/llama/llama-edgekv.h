@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 24
+#define LLAMA_EDGEKV_ABI 25
 
 #ifdef __cplusplus
 extern "C" {
@@ -132,6 +132,10 @@ LLAMA_API void llama_edgekv_release(struct llama_context * lctx);
 // Reserves the context's compute buffers again, for graphs with the hooks' nodes if hooks->plans() says so. false: out of
 // memory, and the context is unusable. Call it while nothing decodes.
 LLAMA_API bool llama_edgekv_reserve(struct llama_context * lctx);
+
+// Computes a ubatch and a token that mean nothing, as far as memory allows, and empties the context: what a backend and its driver allocate with the first
+// ones is taken then. Call it while nothing decodes.
+LLAMA_API void llama_edgekv_rehearse(struct llama_context * lctx);
 
 // Names the sequences that read a prompt from the next ubatch on, however few of their tokens it holds; at first none. Call it on the
 // decoding thread, or while nothing decodes.

@@ -199,3 +199,34 @@ def test_more_slots_than_there_are_is_refused(synthetic):
     llama = open_model(synthetic("llama"), **ALL)
     with pytest.raises(TierError, match="has room for"):
         llama.kv._tiering.hierarchy.transport.pages.resize(plane_of(llama).n_slots_max + 1)
+
+
+@pytest.fixture
+def device_has(emulator):
+    """`device_has(n, late, display, pins)`: the emulated device has n bytes, of which the first launch takes `late`; it may draw a screen, and the host
+    pins memory."""
+    device_calls.count(DeviceKind.EMULATED)  # opens it
+    has = ctypes.CDLL(str(emulator)).edgekv_emulator_has
+    has.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool, ctypes.c_bool]
+    yield has
+    has(8 << 30, 0, False, True)
+
+
+@pytest.mark.parametrize(("display", "left"), [(False, 512 << 20), (True, 1 << 30)])
+def test_the_arena_takes_what_the_first_tokens_leave(synthetic, device_has, display: bool, left: int):
+    """A driver takes memory with the first launch: the arena is allocated behind that, and leaves room for other programs and for a screen."""
+    def device() -> device_calls.DeviceInfo:
+        return device_calls.info(DeviceKind.EMULATED)
+
+    late = 80 << 20
+    plenty = open_model(synthetic("llama"), n_ctx=4096, **ALL)
+    wanted = device().total_bytes - device().free_bytes
+    arena = plenty.kv.memory().arena_bytes
+    plenty.close()
+    device_has(left + late + wanted - arena // 2, late, display, True)
+    llama = open_model(synthetic("llama"), n_ctx=4096, **ALL)
+    assert llama.kv.selection().n_selections == llama.kv.cells.stream(0).n_used == 0, "what was computed to see what it takes is forgotten"
+    logits_of(llama)
+    assert 0 <= device().free_bytes - left < plane_of(llama).slot_bytes and 0 < llama.kv.memory().arena_bytes < arena
+    assert device().has_display == display
+    llama.close()

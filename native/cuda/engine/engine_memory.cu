@@ -229,7 +229,7 @@ bool GpuEngine::reserve_arena(int n_wanted, int n_tail) {
     }
 
     const size_t used   = used_bytes();
-    const size_t margin = device_margin(now.total_bytes);
+    const size_t margin = least_margin(now.has_display);
     size_t room = now.free_bytes > margin ? now.free_bytes - margin : 0;
     if (shape.budget_bytes) {
         if (!in_budget(used)) {

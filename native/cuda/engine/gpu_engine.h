@@ -98,6 +98,7 @@ public:
     bool begin(const EngineStep & step) override;
     void end() override {}
     bool selected(edgekv_selected * out, int first_layer, int n_layers) override;
+    bool forget_selected() override;
 
     bool begin_node(void * stream) override;
     void end_node(const char * name, void * stream, bool waits) override;

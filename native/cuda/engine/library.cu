@@ -36,6 +36,7 @@ bool info(int index, edgekv_device_info * out) {
     out->n_sm        = found.n_sm;
     out->total_bytes = found.total_bytes;
     out->free_bytes  = found.free_bytes;
+    out->has_display = found.has_display;
 
     std::string problem;
     if (kKind == EDGEKV_DEVICE_CUDA && found.arch < kLeastArch) {

@@ -127,6 +127,10 @@ bool GpuEngine::selected(edgekv_selected * out, int first_layer, int n_layers) {
     return true;
 }
 
+bool GpuEngine::forget_selected() {
+    return use_device(index) && zero_async(totals.data(), totals.size(), main) && zero_async(hits.data(), hits.size(), main);
+}
+
 const char * GpuEngine::sketches(int layer, int stream) {
     const LayerSketches & s = layer_sketches[layer];
     return s.kind == SketchKind::none ? nullptr : s.data.data() + stream*s.stream_bytes;

@@ -93,6 +93,7 @@ bool device(int index, Device & out) {
     }
     out.arch = arch_of(index);
     out.n_sm = attribute(cudaDevAttrMultiProcessorCount, index);
+    out.has_display = attribute(cudaDevAttrKernelExecTimeout, index) != 0;
     cudaDriverGetVersion(&out.driver);
     cudaRuntimeGetVersion(&out.runtime);
     // Home is allocated as pinned memory: under unified addressing it has one address. Windows and WSL2 lack that of memory which is pinned

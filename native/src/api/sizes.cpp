@@ -161,10 +161,10 @@ size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens) { return slot_bytes(
 
 int edgekv_piece_heads(size_t layer_bytes, int n_head_kv) { return engine_piece_heads(n_head_kv, engine_pieces(layer_bytes, n_head_kv)); }
 
-size_t edgekv_device_margin(size_t total_bytes) { return device_margin(total_bytes); }
+size_t edgekv_device_margin(size_t total_bytes, bool has_display) { return device_margin(total_bytes, has_display); }
 
 void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes * out) {
-    const size_t margin = device_margin(of->total_bytes) + of->later_bytes;
+    const size_t margin = device_margin(of->total_bytes, of->has_display) + of->later_bytes;
     *out = {};
     out->budget = of->budget_bytes ? of->budget_bytes : of->free_bytes > margin ? of->free_bytes - margin : 0;
     if (of->n_layers == 0) {

@@ -19,7 +19,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 12;
+constexpr int kEngineAbi = 13;
 
 // The most query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as possible, which are attended one after the other. The last group of a step is observed.
@@ -186,6 +186,7 @@ public:
     virtual bool begin(const EngineStep & step) = 0;
     virtual void end() = 0;
     virtual bool selected(edgekv_selected * out, int first_layer, int n_layers) = 0;  // [layer][head]; waits
+    virtual bool forget_selected() = 0;  // counts from here on
 
     // ---- failures ----
     // Around each node. begin_node: the node may run; false after a failure, or while ggml has yet to see a pending error. end_node

@@ -12,10 +12,10 @@
 
 namespace edgekv {
 
-// The device memory that an automatic budget leaves to what comes after the arena (cuBLAS, the pool of its backend, recorded graphs, kernels that are
-// loaded late) and to other programs.
-constexpr size_t kLeastMargin = 512u << 20;
-inline size_t device_margin(size_t total_bytes) { return std::max(kLeastMargin, total_bytes / 20); }
+// The device memory that an automatic budget leaves to recorded graphs and other programs, when a ubatch and a token have taken theirs; a screen needs more.
+constexpr size_t least_margin(bool has_display) { return size_t{has_display ? 1024u : 512u} << 20; }
+// The same before a context is made: a share of the device stands for what those two take (cuBLAS, the pool of its backend, kernels that are loaded late).
+inline size_t device_margin(size_t total_bytes, bool has_display) { return std::max(least_margin(has_display), total_bytes / 20); }
 
 // Most bytes of selection's and attention's data for tokens that are served together; a single token may take more.
 constexpr size_t kTogetherBytes = 64u << 20;

@@ -193,7 +193,16 @@ Failure DevicePlane::place() {
     if (Failure failure = reserve_widest(mode, kind)) {
         return failure;
     }
-    return mode != EDGEKV_MODE_OFF && !reserve_arena() ? no_memory() : Failure{};
+    if (mode == EDGEKV_MODE_OFF) {
+        return {};
+    }
+    if (placement.vram_bytes == 0) {  // the arena takes what backend and driver leave free when they have computed something
+        llama_edgekv_rehearse(ctx.lctx);  // what fails there fails again with the first prompt, which tells
+        if (!engine->forget_selected()) {
+            return no_memory();
+        }
+    }
+    return reserve_arena() ? Failure{} : no_memory();
 }
 
 bool DevicePlane::serves(int index) const { return on_backend && ctx.params.placement.index == index; }

@@ -26,7 +26,7 @@ BUDGETS = {
     "edgekv/lab": 5_230,
     "edgekv/measure": 1_295,
     "edgekv/pages": 187,
-    "edgekv/planning": 2_644,
+    "edgekv/planning": 2_653,
     "edgekv/policies": 1_167,
     "edgekv/prefix_cache": 4_212,
     "edgekv/proof": 937,

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, CudaUnavailable, ModelError, NativeError
@@ -77,11 +77,10 @@ def place(kv: KvOptions, model: Path | None = None) -> Placement:
         return Placement(DeviceKind.HOST)
     kind = DeviceKind.CUDA if asked == AUTO_DEVICE else DeviceKind(asked)
     found = devices(kind)
-    why, seen = _why_not(kind, found)
-    if why:
+    if (lack := _lack(kind, found)) is not None:
         if asked != AUTO_DEVICE:
-            raise _refused(asked, why)
-        return Placement(DeviceKind.HOST, warning=f"THE GPU IS NOT USED ({seen}): {why}; {_QUIET}" if seen else None)
+            raise _refused(asked, lack.why)
+        return Placement(DeviceKind.HOST, warning=f"THE GPU IS NOT USED ({lack.gpu}): {lack.why}; {_QUIET}" if lack.gpu else None)
     info, *others = (one for one in found if one.usable)
     if kv.cache.kv_dir is not None:
         raise ConfigError(f"a KV home on disk works on the processor only, and {info.name} can be used; add --attention-device cpu, or leave the home out")
@@ -145,18 +144,28 @@ def native_devices() -> Any | None:
 def why_no_gpu(kind: DeviceKind = DeviceKind.CUDA) -> str | None:
     """The reason why attention cannot run on a GPU here, as a clause; None: it can."""
     found = devices(kind)
-    return _why_not(kind, found)[0] or (_cupy_problem(found[0]) if kind is DeviceKind.CUDA else None)
+    if (lack := _lack(kind, found)) is not None:
+        return lack.why
+    return _cupy_problem(found[0]) if kind is DeviceKind.CUDA else None
 
 
-def _why_not(kind: DeviceKind, found: list[DeviceInfo]) -> tuple[str | None, str | None]:
-    """The reason why none of these devices of a kind can be used, not even by stock llama.cpp, as a clause; None: the first one can. And the GPU that is
-    there, None: there is none."""
+class _Lack(NamedTuple):
+    """Why no device of a kind can be used, not even by stock llama.cpp, as a clause; and the GPU that is there all the same."""
+
+    why: str
+    gpu: str | None
+
+
+def _lack(kind: DeviceKind, found: list[DeviceInfo]) -> _Lack | None:
+    """None: the first of these devices, which are all of the kind, can be used."""
     if found:
-        return None if kind is DeviceKind.EMULATED else library_problem() if found[0].usable else found[0].problem, found[0].name
+        first = found[0]
+        why = first.problem if not first.usable else library_problem() if kind is DeviceKind.CUDA else None
+        return _Lack(why, first.name) if why else None
     if kind is DeviceKind.EMULATED:
-        return "the emulated device is not part of the package; build native/emulator and name its libedgekv-emulated in EDGEKV_EMULATOR", None
+        return _Lack("the emulated device is not part of the package; build native/emulator and name its libedgekv-emulated in EDGEKV_EMULATOR", None)
     seen, problem = nvidia_gpus()
-    return (_unseen(seen[0]), seen[0]) if seen else (problem, None)
+    return _Lack(_unseen(seen[0]), seen[0]) if seen else _Lack(problem, None)
 
 
 def _unseen(seen: str) -> str:

@@ -100,7 +100,7 @@ void pass_over(const std::string & name) {
     if (g_strict) {
         decline("there is no field '" + name.substr(0, MOST_SHOWN) + "' here; FIELDS.md lists those that there are");
     }
-    t_ignored.push_back(name);
+    has_no_effect(name);
 }
 
 void check_all(const json & fields, const std::string & outer, endpoint where) {
@@ -124,7 +124,7 @@ void check_all(const json & fields, const std::string & outer, endpoint where) {
             if (row->what == fate::refused) {
                 decline("the field '" + name + "' is not supported; " + row->note);
             }
-            t_ignored.push_back(name);
+            has_no_effect(name);
         }
     }
 }

@@ -59,7 +59,7 @@ BUDGETS = {
     "tests/policies": 705,
     "tests/prefix_cache": 3_565,
     "tests/proof": 201,
-    "tests/runtime": 6_961,
+    "tests/runtime": 6_974,
     "tests/server": 9_884,
     "tests/support": 3_710,
     "tests/templates": 153,

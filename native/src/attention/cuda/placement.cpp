@@ -86,8 +86,8 @@ Failure DevicePlane::why_not() const {
         }
         device = layer->llama.device;
         if (on_backend && !library->is_pinned(layer->llama.k->data)) {
-            return { EDGEKV_NOT_PINNED, "the system refused to pin the KV cache in host memory, and the GPU can only read pinned memory (free "
-                                        "memory, raise the limit on locked memory with ulimit -l, and unset GGML_CUDA_NO_PINNED)" };
+            return { EDGEKV_NOT_PINNED, "the system refused to pin the KV cache in host memory, and the GPU can only read pinned memory (ask for a "
+                                        "smaller context, free memory, raise the limit on locked memory with ulimit -l, or unset GGML_CUDA_NO_PINNED)" };
         }
     }
     return {};

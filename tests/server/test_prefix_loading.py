@@ -123,7 +123,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[BlockReader, r
     return before
 
 
-@pytest.mark.usefixtures("every_isa")
 @MODES
 def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, reads, kv):
     """The last layer is held back until the first tokens of the rest were computed in the layers before it."""
@@ -178,7 +177,6 @@ def damage(folder: Path, which: int, layer: int) -> None:
     raise AssertionError("there is no such block")
 
 
-@pytest.mark.usefixtures("every_isa")
 @MODES
 @pytest.mark.parametrize("which", [0, 1])
 def test_damage_in_a_late_layer_is_read_again(model, tmp_path, caplog, kv, which):
@@ -199,7 +197,6 @@ def test_damage_in_a_late_layer_is_read_again(model, tmp_path, caplog, kv, which
     assert answer["timings"]["cache_n"] == 256 * which and again["timings"]["cache_n"] >= N
 
 
-@pytest.mark.usefixtures("every_isa")
 def test_damage_while_another_answer_runs(model, tmp_path, reads):
     """The request's token is in the batch that fails, and comes all the same."""
     prompt, other = [*conversation(1), *conversation(2, n=40)], conversation(5, n=300)
@@ -223,7 +220,6 @@ def slots(server: Server) -> list[dict]:
     return [{"n_decoded": 0} | slot | (slot.get("next_token") or [{}])[0] for slot in send(server.url, "/slots").body]
 
 
-@pytest.mark.usefixtures("every_isa")
 def test_two_that_come_back_at_once(model, tmp_path):
     prompts = [[*conversation(seed), *conversation(10 + seed, n=30)] for seed in (1, 2)]
     keep(model, EXACT, tmp_path, conversation(1), conversation(2))
@@ -234,7 +230,6 @@ def test_two_that_come_back_at_once(model, tmp_path):
             check_near(read, said(answer), bound)
 
 
-@pytest.mark.usefixtures("every_isa")
 @pytest.mark.parametrize("stops", [False, True], ids=["the client leaves", "the server stops"])
 def test_an_end_in_the_middle(model, tmp_path, reads, stops):
     """Nothing waits, nothing in the folder changes, and the next request is answered. It begins behind all but the last token, where the
@@ -267,7 +262,6 @@ def test_an_end_in_the_middle(model, tmp_path, reads, stops):
     assert {path: path.read_bytes() for path in before} == before
 
 
-@pytest.mark.usefixtures("every_isa")
 @pytest.mark.parametrize("n_more", [0, 40], ids=["all of it is known", "more follows"])
 @MODES
 def test_a_load_under_the_computation_is_as_one_before_it(model, tmp_path, monkeypatch, kv, n_more):

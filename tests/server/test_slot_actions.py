@@ -8,6 +8,7 @@ import pytest
 from support.arithmetic import of_stock
 from support.clients import post
 
+from edgekv import _native
 from edgekv.config import KvOptions
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server, ServerOptions
@@ -89,15 +90,15 @@ def stock_apart(plain: Clients, flash: Clients) -> float:
 
 
 @pytest.mark.parametrize(("seed", "cache"), [(0, "--kv-unified"), (1, "--no-kv-unified")])
-def test_every_mode_answers_as_mode_off_does(synthetic, tmp_path, every_isa: str, seed: int, cache: str):
+def test_every_mode_answers_as_mode_off_does(synthetic, tmp_path, seed: int, cache: str):
     model = synthetic("llama", n_head=6, dtype="f32")
     off = play(model, "off", tmp_path, seed, flash_attn="off", cache=cache)
-    bound = of_stock(every_isa, stock_apart(off, play(model, "off", tmp_path, seed, cache=cache)))
+    bound = of_stock(_native.isa(), stock_apart(off, play(model, "off", tmp_path, seed, cache=cache)))
     for mode in ("exact", "sparse"):
         check_alike(off, play(model, mode, tmp_path, seed, cache=cache), bound)
 
 
-def test_modes_agree_with_a_store_too(synthetic, tmp_path, every_isa):
+def test_modes_agree_with_a_store_too(synthetic, tmp_path):
     """A server with a store finds more, and rows computed for their own place take the place of moved ones."""
     model = synthetic("llama", n_head=6, dtype="f32")
     exact = play(model, "exact", tmp_path, 3, StoreSettings())

@@ -189,7 +189,7 @@ int main(int argc, char ** argv) {
     if (argc > 1 && std::strcmp(argv[1], "all") == 0) {
         check_all(117, 1e6);
     } else {
-        check_all(kRaces ? 3 : 8, 1e5);
+        check_all(kRaces ? 2 : 8, 1e5);
     }
     return finish();
 }

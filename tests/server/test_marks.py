@@ -19,9 +19,9 @@ HOUR = {"type": "ephemeral", "ttl": "1h"}
 
 
 @pytest.fixture(scope="module")
-def server(default_model, tmp_path_factory) -> Iterator[Server]:
+def server(wordy_model, tmp_path_factory) -> Iterator[Server]:
     where = StoreSettings(folder=tmp_path_factory.mktemp("prefixes"))
-    with serve(default_model, store=where, n_ctx=4096, extra=("--chat-template-file", str(TOOLS_TEMPLATE))) as running:
+    with serve(wordy_model, store=where, n_ctx=4096, extra=("--chat-template-file", str(TOOLS_TEMPLATE))) as running:
         yield running
 
 

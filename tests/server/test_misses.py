@@ -76,11 +76,11 @@ def test_replies_log_and_metrics_agree(tiny, tmp_path, caplog):
         assert record.levelno == (logging.WARNING if lost else logging.INFO), "one line says both, and the loud one is seen everywhere"
 
 
-def test_every_interface_says_it(default_model):
+def test_every_interface_says_it(wordy_model):
     """The same question, asked through each: the usage of each reply, and of its stream, names the slot that had it."""
     said = "Name three rivers."
     body = {"model": "m", "messages": [{"role": "user", "content": said}], "max_tokens": 2, "temperature": 0}
-    with serve(default_model, store=STORE) as server:
+    with serve(wordy_model, store=STORE) as server:
         post(server.url, "/v1/chat/completions", body)
         prompt = post(server.url, "/apply-template", body)["prompt"]
         response = {"model": "m", "input": said, "max_output_tokens": 2}

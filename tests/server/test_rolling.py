@@ -7,7 +7,6 @@ from support.prefix_server import EXACT, SPARSE, serve
 
 from edgekv.common.enums import WhenFull
 from edgekv.common.errors import ConfigError
-from edgekv.models import default_model
 
 SYSTEM = {"role": "system", "content": "You always answer at length."}
 N_CTX = 512
@@ -121,9 +120,9 @@ def test_a_state_cannot_move(synthetic):
     assert left(ends) == 0 and ends["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_template_with_a_system_prompt_of_its_own():
+def test_a_template_with_a_system_prompt_of_its_own(wordy_model):
     """llama.cpp's own search takes such a prompt for a part of each user's message, and finds none."""
-    with rolling(default_model(), EXACT) as server:
+    with rolling(wordy_model, EXACT) as server:
         messages = [{"role": "user", "content": "word " * 150}, {"role": "assistant", "content": "yes"}] * 4
         (first, n), = chat(server, [*messages, {"role": "user", "content": "Go on."}], 4)["usage"]["edgekv"]["left"]["ranges"]
     assert 10 < first < 40 and n > 300, "behind the template's own system prompt"

@@ -19,8 +19,8 @@ TEXT = "All cats of the house sleep on the warm roof until the evening comes. " 
 
 
 @pytest.fixture
-def server(default_model, tmp_path) -> Iterator[Server]:
-    with serve(default_model, store=StoreSettings(folder=tmp_path / "prefixes"), n_ctx=4096) as running:
+def server(wordy_model, tmp_path) -> Iterator[Server]:
+    with serve(wordy_model, store=StoreSettings(folder=tmp_path / "prefixes"), n_ctx=4096) as running:
         yield running
 
 
@@ -93,7 +93,7 @@ def test_a_namespace_of_its_own(server, tmp_path):
     assert n_cached(server, "system", TEXT, cache_salt="work") > 850
 
 
-def test_mistakes_get_a_sentence(server, tmp_path, default_model):
+def test_mistakes_get_a_sentence(server, tmp_path, wordy_model):
     with pytest.raises(ConfigError, match="is empty"):
         (tmp_path / "empty").touch()
         list(texts_of([tmp_path / "empty"]))
@@ -105,5 +105,5 @@ def test_mistakes_get_a_sentence(server, tmp_path, default_model):
     server.stop()
     with pytest.raises(EdgeKVError, match="there is no server at"):
         Warmer(server.url).check()
-    with serve(default_model, store=None) as other, pytest.raises(EdgeKVError, match="keeps no prompts"):
+    with serve(wordy_model, store=None) as other, pytest.raises(EdgeKVError, match="keeps no prompts"):
         Warmer(other.url).check()

@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/proof": 201,
     "tests/runtime": 6_974,
     "tests/server": 9_878,
-    "tests/support": 3_751,
+    "tests/support": 3_744,
     "tests/templates": 153,
     "tests/tiering": 1_342,
     "tests/upstream": 288,

@@ -16,14 +16,14 @@ CASES = [("exact", "b3", 1, {}), ("exact", "b3", 3, {"head_dim": 128, "n_head": 
 @pytest.mark.parametrize(("mode", "sketch", "n_threads", "shape"), CASES)
 @pytest.mark.parametrize("n_sequences", [1, 2])
 def test_the_plan_counts_what_is_reserved(synthetic, mode, sketch, n_threads, shape, n_sequences):
-    path, n_ctx = synthetic(n_ctx_train=8192, **shape), 4096
+    path, n_ctx = synthetic(n_ctx_train=8192, **shape), 2048
     kv = KvOptions(mode=mode, attention_device="cpu", exact_tokens=0, sketch=sketch)
     request = ContextRequest(open_model(path), kv, n_ctx, Slots(n_sequences), 1 << 40, n_threads=n_threads)
     parts = {part.name: part.bytes for part in request.parts(n_ctx, kv)}
     with attached(path, kv, n_ctx=n_ctx * n_sequences, n_seq=n_sequences, unified=False, n_threads=n_threads) as (context, runtime):
         for sequence in range(n_sequences):
-            for first in range(0, n_ctx - 16, 510):
-                context.decode([300] * 510, range(first, first + 510), [sequence] * 510)
+            for first in range(0, n_ctx - 16, 508):
+                context.decode([300] * 508, range(first, first + 508), [sequence] * 508)
         last = range(n_ctx - 16, n_ctx)
         context.decode([300] * 16 * n_sequences, [*last] * n_sequences, [s for s in range(n_sequences) for _ in last])
         taken = runtime.memory()

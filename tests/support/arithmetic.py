@@ -1,6 +1,6 @@
 """The bounds of arithmetic. Each instruction set rounds otherwise, and the cut of a prompt decides which kernel reads which tokens. So
-tests that depend on arithmetic run on every instruction set of the machine, and measure their bounds there and then: no test has numbers of
-one processor."""
+tests that depend on arithmetic measure their bounds there and then: no test has numbers of one processor. The kernels' own programs
+(tests/native/test_kernels.py) run on every instruction set of the machine; what is asked of a server runs on its best."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from edgekv._native import core, instructions
 
 ROUNDING = ("avx512bf16", "amx")
 """Instruction sets whose kernels for prompts round operands to bf16."""
-ISAS = tuple(core.isa_available())
-SINGLE = tuple(isa for isa in ISAS if isa not in ROUNDING)
+SINGLE = tuple(isa for isa in core.isa_available() if isa not in ROUNDING)
 
 _TIMES = 4
 """The bound is so many times the largest of a few differences: of thousands of numbers behind hundreds of tokens one is farther now and
@@ -33,15 +32,9 @@ def _with(isa: str) -> Iterator[str]:
     instructions.use_isa(before)
 
 
-@pytest.fixture(params=ISAS)
-def every_isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A test runs once with each instruction set, in this process."""
-    yield from _with(request.param)
-
-
 @pytest.fixture(params=SINGLE)
 def every_single_isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The same without instruction sets whose prompts round to bf16, for tighter bounds."""
+    """A test runs once with each instruction set, in this process, but for those whose prompts round to bf16: its bounds are tighter."""
     yield from _with(request.param)
 
 

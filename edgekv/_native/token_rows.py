@@ -1,11 +1,17 @@
 """K and V of whole tokens, and snapshots, through cffi: taken out of a context's home, and put back."""
 
+import itertools
+import logging
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, _keep, raising
+from edgekv.common.errors import NativeError
+
+log = logging.getLogger("edgekv")
 
 
 def token_bytes(handle: Handle) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -39,25 +45,49 @@ def read_tokens(handle: Handle, stream: int, cells: np.ndarray, n_bytes: int) ->
 
 
 class HeldTokens:
-    """Computed tokens in `cells` (uint32 [n]) of a stream: whatever would move or remove them, or free the context, waits until they are
-    released. Made by the thread that decodes; then any thread's, one at a time. Raises NativeError if rows are not in host memory."""
+    """Computed tokens in `cells` (uint32 [n]) of a stream: whatever would move or remove them, or free the context, first calls `needed`, and waits
+    until they are released. Made by the thread that decodes; then any thread's, one at a time. Raises NativeError if rows are not in host memory."""
 
     def __init__(self, handle: Handle, stream: int, cells: np.ndarray):
-        out = ffi.new("edgekv_hold **")
-        _check(lib.edgekv_hold_tokens(handle, stream, _cells(cells), len(cells), out))
+        out, number = ffi.new("edgekv_hold **"), next(_numbers_of_holds)
+        _check(lib.edgekv_hold_tokens(handle, stream, _cells(cells), len(cells), lib.edgekv_py_needed, ffi.cast("void *", number), out))
         self._hold = ffi.gc(out[0], lib.edgekv_free_hold)
-        self._n = len(cells)
+        self.needed: Callable[..., object] | None = None
+        """Is to release them soon; its parameter, time.monotonic() until which it may wait. None: somebody does so anyway."""
+        _holds[number] = self
 
-    def read(self, first: int, n: int, n_bytes: int) -> np.ndarray:
-        """The block of n of the tokens, as `read_tokens`; those before `first` are released."""
-        self.release(first)
-        block = np.empty(n_bytes, np.uint8)
-        _check(lib.edgekv_read_held_tokens(self._hold, first, n, ffi.cast("void *", block.ctypes.data)))
-        return block
+    def take_out(self, *until: float) -> None:
+        """Call `needed`. After an exception they are released, or the decoding thread would wait for ever."""
+        try:
+            if self.needed is not None:
+                self.needed(*until)
+        except BaseException:
+            log.exception("rows whose cells a slot needs could not be kept")
+            self.release()
 
-    def release(self, n: int | None = None) -> None:
-        """The first n, by default all."""
-        lib.edgekv_release_held_tokens(self._hold, self._n if n is None else n)
+    def read(self, layers: range, n_bytes: int) -> np.ndarray:
+        """The part of their block that some of the layers with a cache have: uint8 [n_bytes]."""
+        if self._hold is None:
+            raise NativeError("the tokens are no longer held")
+        rows = np.empty(n_bytes, np.uint8)
+        _check(lib.edgekv_read_held_tokens(self._hold, layers.start, layers.stop, ffi.cast("void *", rows.ctypes.data)))
+        return rows
+
+    def release(self) -> None:
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            ffi.release(hold)
+
+
+_numbers_of_holds = itertools.count(1)
+_holds: weakref.WeakValueDictionary[int, HeldTokens] = weakref.WeakValueDictionary()
+
+
+@ffi.def_extern()
+def edgekv_py_needed(user):
+    held = _holds.get(int(ffi.cast("uintptr_t", user)))
+    if held is not None:  # else it is being released
+        held.take_out()
 
 
 def keeps_snapshots(handle: Handle) -> bool:

@@ -52,7 +52,6 @@ class MissReason(Described):
     CHEAPER_TO_COMPUTE = "cheaper_to_compute", "by measured speeds computing is quicker than loading"
     TIER_DOWN = "tier_down", "nothing was found, and the disk or the shared server cannot be used now"
     DAMAGED = "damaged", "the rows are kept, but cannot be read"
-    PENDING = "pending", "another slot's rows of these tokens are still being saved"
 
 
 class WhenFull(Described):

@@ -121,6 +121,9 @@ class Block:
     def n_bytes(self) -> int:
         return self.payload.nbytes + self.tokens.nbytes
 
+    def whole(self) -> Block:
+        return self
+
 
 def child_link(parent: bytes, reading: Reading, tokens: np.ndarray, read_with: bytes = b"", rounded: bool = False) -> Link:
     """The link of the block with `tokens` (int32 [n]) that follows `parent`. `read_with`: of ReadWith, by `reading`."""

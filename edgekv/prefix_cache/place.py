@@ -11,6 +11,7 @@ import numpy as np
 
 from edgekv.prefix_cache.blocks import Block, Link, child_link
 from edgekv.prefix_cache.coming import ComingBlock
+from edgekv.prefix_cache.held import HeldBlock
 from edgekv.prefix_cache.results import PlaceStats
 
 log = logging.getLogger("edgekv")
@@ -85,7 +86,7 @@ class Place(Protocol):
     def close(self) -> None: ...
 
 
-def covered_tails(children: Iterable[Child], block: Block, rounded: bool = False) -> list[Child]:
+def covered_tails(children: Iterable[Child], block: Block | HeldBlock, rounded: bool = False) -> list[Child]:
     """The children of the block's parent that the block makes superfluous: tails that it begins with, whose reading is worse, or the same with the
     same settings. rounded: only a rounded copy of the block is there, which replaces only such copies."""
     return [child for child in children

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 from edgekv.prefix_cache.blocks import Block, Link
+from edgekv.prefix_cache.held import HeldBlock
 from edgekv.prefix_cache.place import Child, covered_tails
 
 
@@ -17,7 +18,7 @@ class Ram:
     def __init__(self) -> None:
         self.n_bytes = 0
         """Bytes of all blocks, and of those being read that will stay."""
-        self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # the least recently used first
+        self._blocks: OrderedDict[bytes, Block | HeldBlock] = OrderedDict()  # the least recently used first
         self._children: dict[bytes, set[bytes]] = {}
         self._snapshots: dict[bytes, set[bytes]] = {}
         self.n_snapshots = 0
@@ -32,8 +33,13 @@ class Ram:
     def __contains__(self, key: bytes) -> bool:
         return key in self._blocks
 
-    def get(self, key: bytes) -> Block | None:
+    def get(self, key: bytes) -> Block | HeldBlock | None:
         return self._blocks.get(key)
+
+    @property
+    def n_in_slots(self) -> int:
+        """Blocks whose rows lie in a slot: they take no RAM yet."""
+        return sum(isinstance(block, HeldBlock) and block.payload is None for block in self._blocks.values())
 
     def links(self) -> Iterator[Link]:
         """The least recently used first."""
@@ -44,7 +50,7 @@ class Ram:
         blocks = [self._blocks[key] for key in sorted((self._snapshots if snapshots else self._children).get(parent, ()))]
         return [Child(block.link, block.tokens) for block in blocks]
 
-    def put(self, block: Block) -> list[Link]:
+    def put(self, block: Block | HeldBlock) -> list[Link]:
         """Keep a block, which is not there or only rounded, as the most recently used one; returns what it made superfluous, which is gone: tails, and its
         rounded copy."""
         gone = [] if block.link.snapshot else [child.link for child in covered_tails(self.children(block.link.parent), block, block.link.rounded)]
@@ -65,10 +71,10 @@ class Ram:
         if not siblings:
             del self._siblings(block)[block.link.parent]
 
-    def _siblings(self, block: Block) -> dict[bytes, set[bytes]]:
+    def _siblings(self, block: Block | HeldBlock) -> dict[bytes, set[bytes]]:
         return self._snapshots if block.link.snapshot else self._children
 
-    def _count(self, block: Block, sign: int) -> None:
+    def _count(self, block: Block | HeldBlock, sign: int) -> None:
         self.n_bytes += sign * block.n_bytes
         if block.link.snapshot:
             self.n_snapshots += sign
@@ -81,9 +87,9 @@ class Ram:
                 self._blocks.move_to_end(key)
 
     def oldest(self, may_go: Callable[[bytes], bool]) -> bytes | None:
-        """The least recently used block that may go; a passed snapshot before all others."""
+        """The least recently used block that may go and takes RAM; a passed snapshot before all others."""
         passed = next((key for key in self._blocks if key in self.passed and may_go(key)), None) if self.passed else None
-        return passed or next((key for key in self._blocks if may_go(key)), None)
+        return passed or next((key for key, block in self._blocks.items() if block.n_bytes and may_go(key)), None)
 
 
 class Pins:

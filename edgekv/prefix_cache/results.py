@@ -11,6 +11,7 @@ import numpy as np
 from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import Block, Link, Reading
 from edgekv.prefix_cache.coming import ComingBlock
+from edgekv.prefix_cache.held import HeldBlock
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class BlockPiece:
     """ram, disk or remote."""
     read: Callable[[range], np.ndarray | None]
     """Waits for the block's rows of some layers: uint8 [bytes], read-only; None if they cannot be used."""
-    block: Block | ComingBlock
+    block: Block | HeldBlock | ComingBlock
 
     @property
     def coming(self) -> bool:
@@ -43,7 +44,7 @@ def pieces_up_to(pieces: Sequence[BlockPiece], n: int) -> tuple[BlockPiece, ...]
     return tuple(replace(piece, n=min(piece.n, n - piece.first)) for piece in pieces if piece.first < n)
 
 
-def _loading_s(block: Block | ComingBlock) -> float:
+def _loading_s(block: Block | HeldBlock | ComingBlock) -> float:
     """Seconds until a block is in memory, by the measured rate of its place."""
     return block.rate.takes_s(block.n_bytes) if isinstance(block, ComingBlock) and not block.fetched else 0.0
 
@@ -226,3 +227,5 @@ class StoreStats:
     """Of these, in RAM now; they count among its bytes too."""
     n_dropped: int = 0
     """Blocks that RAM had no room for before they were written."""
+    n_in_slots: int = 0
+    """Blocks whose rows lie in slots now, and not in RAM; they count nowhere else."""

@@ -9,6 +9,7 @@ import numpy as np
 from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, n_common
 from edgekv.prefix_cache.coming import ComingBlock
+from edgekv.prefix_cache.held import HeldBlock
 from edgekv.prefix_cache.place import Child, Place
 from edgekv.prefix_cache.results import Miss, NearMiss
 
@@ -29,7 +30,7 @@ class Holder(Protocol):
     def working(self) -> bool: ...
     def have(self, links: Sequence[Link]) -> list[bool]: ...
     def children(self, parents: Sequence[bytes], snapshots: bool = False) -> list[list[Child]]: ...
-    def open(self, links: Sequence[Link]) -> Sequence[Block | ComingBlock | None]: ...
+    def open(self, links: Sequence[Link]) -> Sequence[Block | HeldBlock | ComingBlock | None]: ...
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,19 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from edgekv.prefix_cache.blocks import Block, Link
+from edgekv.prefix_cache.held import HeldBlock
 from edgekv.prefix_cache.place import Child, log
 from edgekv.prefix_cache.ram import Pins, Ram
 from edgekv.prefix_cache.results import Holds, StoreStats
 from edgekv.prefix_cache.writer import Writer
+
+T = TypeVar("T")
 
 
 class SharedRam:
@@ -31,9 +35,11 @@ class SharedRam:
         """Keys of blocks that stay in RAM alone: no place gets them."""
         self.writers: list[Writer] = []
         """Of all stores."""
+        self.hurried = 0
+        """Threads that wait for writers, which then do not wait for the end of answers."""
         self._said = False
 
-    def put(self, block: Block) -> float:
+    def put(self, block: Block | HeldBlock) -> float:
         """Keep a block. Pins of what it replaces are its own from now on: returns their time, 0 if there are none."""
         replaced = self.blocks.put(block)
         for link in replaced:
@@ -68,7 +74,7 @@ class SharedRam:
         for writer in self.writers:
             writer.discard(key)
 
-    def to_write(self, key: bytes) -> Block | None:
+    def to_write(self, key: bytes) -> Block | HeldBlock | None:
         """A block for a place; None: it is gone, or no place may have it."""
         return None if key in self.alone else self.blocks.get(key)
 
@@ -89,7 +95,7 @@ class SharedRam:
             key = key or ram.oldest(lambda key: key not in in_use and key not in pinned and key in self.below and not self.unwritten(key))
             key = key or ram.oldest(lambda key: key not in in_use and key in self.below and not self.unwritten(key))
             if key is None and deadline is not None and any(map(self.unwritten, self._keys())) and (left := deadline - time.monotonic()) > 0:
-                self.lock.wait(left)
+                self.hurry(lambda: self.lock.wait(left))
                 pinned.update(self.pins.keys())
                 continue
             if key is None:
@@ -101,6 +107,48 @@ class SharedRam:
             self.remove(key)
             stats.ram.n_evicted += 1
         return True
+
+    def hurry(self, wait: Callable[[], T]) -> T:
+        """Wait for the writers."""
+        self.hurried += 1
+        self.lock.notify_all()
+        try:
+            return wait()
+        finally:
+            self.hurried -= 1
+
+    def take_out(self, block: HeldBlock, stays: bool, most_bytes: int, deadline: float | None, stats: StoreStats) -> None:
+        """The slot needs a block's cells: release them. Its rows are in RAM before, if there is room in `most_bytes` and the block `stays`, or a place
+        is to get it. Call it without the lock. Any threads, also several."""
+        key, fits = block.link.key, False
+        with self.lock:
+            if self.blocks.get(key) is block and (stays or key not in self.below):
+                fits = self.make_room(block.n_bytes_out, most_bytes, self._line(block.link), deadline, stats)
+                self.blocks.n_bytes += block.n_bytes_out * fits
+        with block.lock:
+            rows, payload = block.rows, None
+            try:
+                if rows is not None and (fits or self.in_use[key]):
+                    payload = rows.read(range(block.layout.n_layers), block.n_bytes_out - block.tokens.nbytes)
+                    payload.flags.writeable = False
+            finally:
+                with self.lock:
+                    there = self.blocks.get(key) is block
+                    self.blocks.n_bytes -= block.n_bytes_out * (fits and (payload is None or not there))
+                    if rows is not None and there and not (fits and payload is not None):
+                        stats.n_dropped += self.unwritten(key)
+                        self.remove(key)
+                    block.rows, block.payload = None, block.payload if rows is None else payload
+                if rows is not None:
+                    rows.release()
+
+    def _line(self, link: Link) -> set[bytes]:
+        """Keys of a block and of those before it that are in RAM."""
+        found, block = set[bytes](), self.blocks.get(link.key)
+        while block is not None:
+            found.add(block.link.key)
+            block = self.blocks.get(block.link.parent)
+        return found
 
     def _say_full(self, pinned: set[bytes]) -> None:
         if pinned and not self._said:
@@ -132,7 +180,7 @@ class RamTier:
         with self._lock:
             return [self._ram.children(parent, snapshots) for parent in parents]
 
-    def open(self, links: Sequence[Link]) -> list[Block | None]:
+    def open(self, links: Sequence[Link]) -> list[Block | HeldBlock | None]:
         """They stay in RAM as long as they are held."""
         with self._lock:
             found = [block if (block := self._ram.get(link.key)) is not None and block.link.will_do(link) else None for link in links]

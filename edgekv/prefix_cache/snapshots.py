@@ -10,6 +10,7 @@ import numpy as np
 
 from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, snapshot_link
+from edgekv.prefix_cache.held import HeldBlock
 from edgekv.prefix_cache.place import Child, Place
 from edgekv.prefix_cache.results import KeptSnapshot, Miss, PrefixHit
 from edgekv.prefix_cache.search import AHEAD, Holder, Match
@@ -71,6 +72,7 @@ class Snapshots:
                 fits = (goes_on < first + link.n <= last and link.reading <= match.accepts and np.array_equal(its_tokens, tokens[first : first + link.n])
                         and link == snapshot_link(link.parent, link.reading, its_tokens, read_with.of(link.reading)))
                 if fits and (block := holder.open([link])[0]) is not None:
+                    assert not isinstance(block, HeldBlock), "rows alone lie in slots"
                     kept = KeptSnapshot(first + link.n, holder.name, block)
                     pieces = tuple(replace(piece, n=min(piece.n, kept.position - piece.first))
                                    for piece in hit.pieces if piece.first < kept.position)

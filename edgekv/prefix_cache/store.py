@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -10,6 +11,7 @@ import numpy as np
 from edgekv.common.units import size
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link
 from edgekv.prefix_cache.coming import ComingBlock, InFlight
+from edgekv.prefix_cache.held import HeldBlock, HeldRows
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.place import Child, Outcome, Place, log
 from edgekv.prefix_cache.places import open_places, told, unreadable
@@ -34,9 +36,10 @@ UNDER_WAY_BYTES = 128 << 20
 class PrefixStore:
     """Thread-safe. A prompt's rows: `match_prefix`, `load`, `release`. Those that were computed: `insert`. What stays: `pin`; what goes: `evict`."""
 
-    def __init__(self, identity: ModelIdentity, settings: StoreSettings, places: Sequence[Place] | None = None, ram: SharedRam | None = None):
+    def __init__(self, identity: ModelIdentity, settings: StoreSettings, places: Sequence[Place] | None = None, ram: SharedRam | None = None,
+                 answering: Callable[[], bool] = lambda: False):
         """`places`: those below RAM, the fastest first; by default what the settings name. `ram`: shared with stores of other identities and
-        the same bound, by default its own. Raises ConfigError for an address that is none."""
+        the same bound, by default its own. `answering`: whether writes wait now, a while. Raises ConfigError for an address that is none."""
         self.identity, self.settings = identity, settings
         self.places = tuple(open_places(identity, settings) if places is None else places)
         self.most_ram_bytes = settings.ram_bytes or (UNDER_WAY_BYTES if self.places else 0)
@@ -47,7 +50,8 @@ class PrefixStore:
         self.in_flight = InFlight(identity.layout)
         """Rows on their way into sequences."""
         self._upper = RamTier(self.shared)
-        self._writers = [Writer(place, self._lock, self.shared.to_write, self._written) for place in self.places]
+        self._writers = [Writer(place, self._lock, self.shared.to_write, self._written, lambda: not self.shared.hurried and answering())
+                         for place in self.places]
         self._snapshots = Snapshots(self.shared, self.places, self._writers, self._blocks, self._make_room, self._write)
         with self._lock:
             self.shared.writers += self._writers
@@ -95,9 +99,11 @@ class PrefixStore:
         self._let_stay(hit)
         return hit
 
-    def _reads(self, block: Block | ComingBlock) -> Callable[[range], np.ndarray | None]:
+    def _reads(self, block: Block | HeldBlock | ComingBlock) -> Callable[[range], np.ndarray | None]:
         if isinstance(block, ComingBlock):
             return partial(block.read, flight=self.in_flight)
+        if isinstance(block, HeldBlock):
+            return block.read
         starts, payload = self.identity.layout.layer_starts(block.link.n), block.payload
         return lambda layers: payload[int(starts[layers.start]) : int(starts[layers.stop])]
 
@@ -144,7 +150,7 @@ class PrefixStore:
             for piece in hit.pieces[:n_loaded]:
                 counts[piece.source].hit_tokens += piece.n
 
-    def _take_in(self, block: Block | ComingBlock, chain: set[bytes]) -> None:
+    def _take_in(self, block: Block | HeldBlock | ComingBlock, chain: set[bytes]) -> None:
         """Keep blocks from below that are in memory, if RAM has room besides the chain. Call it with the lock held."""
         if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self._ram:
             return
@@ -152,9 +158,9 @@ class PrefixStore:
             self._put(block.block())
             self._below.add(block.link.key)
 
-    def _open(self, steps: Sequence[ChainStep], n_have: int, ram: RamTier, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
+    def _open(self, steps: Sequence[ChainStep], n_have: int, ram: RamTier, places: Sequence[Place]) -> list[tuple[Block | HeldBlock | ComingBlock, str] | None]:
         """The block of each step, and the tier that it came from; None if it is not needed or cannot be had. Blocks in RAM stay there."""
-        opened: list[tuple[Block | ComingBlock, str] | None] = [None] * len(steps)
+        opened: list[tuple[Block | HeldBlock | ComingBlock, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])
         needed = [i for i, end in enumerate(ends) if end > n_have]
         # From RAM; else from the place where the search found a block; if that fails, or evicted it meanwhile, from any other.
@@ -189,18 +195,20 @@ class PrefixStore:
 
     # ---- inserting -------------------------------------------------------------------------------------------------------------------
 
-    def insert(self, of: Conversation, readings: np.ndarray, read: Callable[[int, int], np.ndarray], rounded: np.ndarray | None = None) -> Saved:
+    def insert(self, of: Conversation, readings: np.ndarray, read: Callable[[int, int], np.ndarray] | None, rounded: np.ndarray | None = None,
+               hold: Callable[[int, int], HeldRows] | None = None) -> Saved:
         """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `rounded`: whether a place rounded the rows of each token,
         bool [n], so that none may again; None: none may round them.
 
         `read(first, n)` gives the payload of these tokens, uint8 [layout.block_bytes(n)], which then belongs to the store. It is called on
         the calling thread, only for what the store lacks. Places below RAM are written to afterwards, by their threads.
+        `hold(first, n)`, instead: these rows stay where they are, and RAM gets them when their cells are needed.
         """
         of = self._complete(of)
         tokens, labels = of.tokens, np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
         if len(tokens) != len(labels):
             raise ValueError(f"{len(tokens)} tokens have {len(labels)} readings")
-        if self._closed or (of.in_memory and not self.settings.ram_bytes):
+        if self._closed or not (self.settings.ram_bytes if of.in_memory else self.most_ram_bytes):
             return Saved(n_left_out=len(tokens))
         deadline = time.monotonic() + MOST_WAIT_S
         chain: list[Link] = []
@@ -208,7 +216,11 @@ class PrefixStore:
         for part, link, known, may_round in self._blocks(of, labels, rounded):
             if known:
                 n_known += len(part)
+            elif hold is not None:
+                self._hold(HeldBlock(link, part.copy(), hold(n_known + n_new, len(part)), self.identity.layout, may_round), of.in_memory)
+                n_new += len(part)
             else:
+                assert read is not None
                 n_bytes = self.identity.layout.block_bytes(len(part)) + part.nbytes
                 with self._lock:
                     if not self._make_room(n_bytes, {one.key for one in chain}, deadline):
@@ -277,6 +289,19 @@ class PrefixStore:
                  if (known := read_with_these(child, read_with)) is not None]
         return min(found, key=lambda link: link.reading, default=None)
 
+    def _hold(self, block: HeldBlock, in_memory: bool) -> None:
+        one = weakref.ref(block)
+
+        def needed(until: float | None = None) -> None:
+            if (block := one()) is not None:
+                self.shared.take_out(block, bool(self.settings.ram_bytes), self.most_ram_bytes, until or time.monotonic() + MOST_WAIT_S, self._stats)
+
+        assert block.rows is not None
+        block.rows.needed = needed
+        with self._lock:
+            self._put(block)
+            self._write(block.link.key, in_memory)
+
     def _checked(self, payload: np.ndarray, n: int) -> np.ndarray:
         expected = self.identity.layout.block_bytes(n)
         if payload.dtype != np.uint8 or payload.shape != (expected,):
@@ -290,7 +315,7 @@ class PrefixStore:
     def _write(self, key: bytes, in_memory: bool) -> None:
         self.shared.write(key, None if in_memory else self._writers)
 
-    def _put(self, block: Block) -> None:
+    def _put(self, block: Block | HeldBlock) -> None:
         if expires := self.shared.put(block):
             for writer in self._writers:
                 writer.pin(block.link.key, expires)
@@ -344,7 +369,7 @@ class PrefixStore:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until every block is written that can be; False if `timeout_s` was not enough."""
         with self._lock:
-            return self._lock.wait_for(lambda: all(writer.idle for writer in self._writers), timeout_s)
+            return self.shared.hurry(lambda: self._lock.wait_for(lambda: all(writer.idle for writer in self._writers), timeout_s))
 
     def close(self, timeout_s: float = MOST_FLUSH_S) -> None:
         """Write the waiting blocks, for so long, and stop. A closed store has nothing and keeps nothing."""
@@ -367,9 +392,9 @@ class PrefixStore:
     def stats(self) -> StoreStats:
         """A copy; counts since the store was opened, bytes and blocks as they are now: in RAM those of all stores that share it."""
         with self._lock:
-            ram = dataclasses.replace(self._stats.ram, n_blocks=len(self._ram), n_bytes=self._ram.n_bytes)
+            ram = dataclasses.replace(self._stats.ram, n_blocks=len(self._ram) - self._ram.n_in_slots, n_bytes=self._ram.n_bytes)
             lower = {place.name: dataclasses.replace(place.stats) for place in self.places}
             return dataclasses.replace(self._stats, ram=ram, disk=lower.get("disk", PlaceStats()), remote=lower.get("remote", PlaceStats()),
                                        n_unwritten=len({key for writer in self._writers for key in writer.pending()}),
-                                       in_flight_bytes=self.in_flight.n_bytes, n_snapshots=self._ram.n_snapshots,
+                                       in_flight_bytes=self.in_flight.n_bytes, n_in_slots=self._ram.n_in_slots, n_snapshots=self._ram.n_snapshots,
                                        snapshot_bytes=self._ram.snapshot_bytes)

@@ -6,6 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from edgekv.prefix_cache.blocks import Block, Link
+from edgekv.prefix_cache.held import HeldBlock
 from edgekv.prefix_cache.place import Outcome, Place, log
 
 RETRY_S = 0.5
@@ -14,17 +15,23 @@ RETRY_S = 0.5
 TIDY_S = 60.0
 """Between two tidyings of a place, also while there is nothing to write."""
 
+PAUSE_S = 2.0
+"""A block waits this long for the end of the answers, because writing it takes a core and memory from them: a server that always answers also writes
+what it reads."""
+
+POLL_S = 0.05
+
 MOST_CHAINS = 64
 """Used chains that the place was not told of yet; older ones are forgotten."""
 
 
 class Writer:
-    """`lock`: the store's. It guards all attributes, and is held when `block_of` and `written` are called."""
+    """`lock`: the store's. It guards all attributes, and is held when `block_of`, `written` and `pauses` are called. `pauses`: whether writes wait now."""
 
-    def __init__(self, place: Place, lock: threading.Condition, block_of: Callable[[bytes], Block | None],
-                 written: Callable[[Link, Outcome], None]):
+    def __init__(self, place: Place, lock: threading.Condition, block_of: Callable[[bytes], Block | HeldBlock | None],
+                 written: Callable[[Link, Outcome], None], pauses: Callable[[], bool] = lambda: False):
         self.place = place
-        self._lock, self._block_of, self._written = lock, block_of, written
+        self._lock, self._block_of, self._written, self._pauses = lock, block_of, written, pauses
         self._pending: OrderedDict[bytes, None] = OrderedDict()
         self._used: deque[Sequence[Link]] = deque(maxlen=MOST_CHAINS)
         self._passed: list[Link] = []
@@ -111,6 +118,9 @@ class Writer:
         with self._lock:
             while not self._closing and not (self.place.writable and (self._has_work or self._untidy)):
                 self._lock.wait(RETRY_S if self._has_work else TIDY_S)
+            end = time.monotonic() + PAUSE_S
+            while self._pending and not (self._closing or self._used or self._pins) and self._pauses() and time.monotonic() < end:
+                self._lock.wait(POLL_S)
             self._busy = not self._closing
             return self._busy
 
@@ -119,8 +129,8 @@ class Writer:
             pins, self._pins = self._pins, {}
             chain = self._used.popleft() if self._used else None
             key = next(iter(self._pending), None) if chain is None else None
-            block = None if key is None else self._block_of(key)
-            passed, self._passed = (self._passed, []) if block is not None else ([], self._passed)
+            kept = None if key is None else self._block_of(key)
+            passed, self._passed = (self._passed, []) if kept is not None else ([], self._passed)
         if self._untidy:
             self._tidied = time.monotonic()
             self.place.tidy()
@@ -130,16 +140,17 @@ class Writer:
             lacking = self.place.touch(chain)
             with self._lock:
                 self._pending.update((link.key, None) for link in lacking if self._block_of(link.key) is not None)
-        elif block is not None:
+        elif kept is not None:
             outcome = Outcome.DECLINED  # after an unknown failure a block is not tried again until it is used again
             try:
                 self.place.pass_over(passed)
-                outcome = self.place.write(block)
+                if (block := kept.whole()) is not None:  # else the slot took its rows meanwhile
+                    outcome = self.place.write(block)
             finally:
                 with self._lock:
                     if outcome is not Outcome.LATER:
-                        self._pending.pop(block.link.key, None)
-                    self._written(block.link, outcome)
+                        self._pending.pop(kept.link.key, None)
+                    self._written(kept.link, outcome)
 
     def _unexpected(self) -> None:
         """Counted, and the first one reported."""

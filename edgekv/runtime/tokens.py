@@ -85,7 +85,8 @@ class Tokens:
         return token_rows.read_tokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells), n_bytes)
 
     def hold(self, seq_id: int, cells: np.ndarray) -> HeldTokens:
-        """Keep computed tokens' cells (uint32 [n]) unchanged until they are released: any thread may read them while others are computed.
+        """Keep computed tokens' cells (uint32 [n]) unchanged until they are released, and have them asked for (`HeldTokens.needed`): any thread may read
+        them while others are computed.
         Raises NativeError if their rows are not in host memory, or do not exist."""
         if not self._cells.known:
             raise NativeError("the context keeps states alone: it has no cells to hold")

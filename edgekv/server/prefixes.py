@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ import numpy as np
 
 from edgekv._native import http_server as native
 from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
+from edgekv._native.token_rows import HeldTokens
 from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit, NativeError
 from edgekv.models.geometry import Geometry
@@ -34,7 +35,7 @@ from edgekv.server.identities import Identities
 from edgekv.server.loading import Loading
 from edgekv.server.media import Media, whole_media
 from edgekv.server.readings import KeptTokens, accepted, kept_tokens, label_of, read_with
-from edgekv.server.saving import Saver
+from edgekv.server.saving import Answers, RowsInSlots
 from edgekv.server.slot_tokens import SlotTokens
 from edgekv.server.snapshot_spacing import snapshot_spacing
 
@@ -63,7 +64,7 @@ class Prefixes:
         self.conversation: str | None = None
         """The conversation that owns the blocks kept from now on, a name in small letters and digits; None: none."""
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="edgekv-claim")
-        self._saver = Saver()
+        self._answers, self._in_slots = Answers(), RowsInSlots()
         self._n_hits = self._n_prompts = 0
         self._loading: tuple[Conversation, Loading, tuple[Medium, ...]] | None = None
         self._fetches: dict[int, Fetch] = {}  # by sequence
@@ -78,9 +79,9 @@ class Prefixes:
         self._store(runtime)
 
     def match(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
-        """Whether `load` can go on at once. False while the prompt's first rows, or the rows that it will replace, are being saved, and while rows come
-        from a shared server. alone: no slot is being answered, so the call may wait a moment. goes_on: None, or the context keeps snapshots and the
-        sequence can go on by itself behind so many tokens, n_have or 0. seq_id -1: the prompt waits for a slot, and its far rows begin to come."""
+        """Whether `load` can go on at once. False while the kept rows that it will replace are copied out of the slot, and while rows come from a shared
+        server. alone: no slot is being answered, so the call may wait a moment. goes_on: None, or the context keeps snapshots and the sequence can go on by
+        itself behind so many tokens, n_have or 0. seq_id -1: the prompt waits for a slot, and its far rows begin to come."""
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return True
@@ -90,7 +91,7 @@ class Prefixes:
             if store.has_far and not self._expected.has_more_of(asked) and self._fetched_with(asked, 0) is None:
                 self._expected.add(self._fetch(runtime, store, asked, 0, None))
             return False
-        if not self._saver.ready(prompt.seq_id, asked.root, prompt.tokens, n_have, POLL_S if alone else 0):
+        if not self._in_slots.ready(prompt.seq_id, n_have, POLL_S if alone else 0):
             return False
         if fetch is None or not fetch.asked.same(asked):
             self._leave(prompt.seq_id)
@@ -141,7 +142,6 @@ class Prefixes:
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return CachedTokens(missed=Miss(MissReason.NOT_ATTACHED if runtime is None else MissReason.MODEL_UNKNOWN, n_have))
-        self._saver.leave(prompt.seq_id)
         self._n_prompts += 1
         n_asked, prompt = len(prompt.tokens), self._media.numbered(prompt)
         wanted = self._conversation(runtime, prompt)
@@ -153,8 +153,6 @@ class Prefixes:
         self._n_hits += cached.slot != goes_on or cached.n_kept > 0
         if cached.missed is None and len(wanted.tokens) < n_asked:
             cached.missed = Miss(MissReason.MODEL_UNKNOWN, len(wanted.tokens))
-        elif cached.missed is not None and cached.missed.reason is MissReason.COLD and self._saver.saves_more(wanted.root, wanted.tokens, cached.missed.at):
-            cached.missed = Miss(MissReason.PENDING, cached.missed.at)
         return cached
 
     def _load_rows(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, n_have: int) -> CachedTokens:
@@ -241,7 +239,6 @@ class Prefixes:
     def release(self, seq_id: int) -> tuple[int, CachedTokens]:
         """Give up a match, or wait for promised rows. Returns the number of tokens before the first one whose rows failed (-1: none failed), never within
         a medium, and the number of these that were put in."""
-        self._saver.leave(seq_id)
         self._leave(seq_id)
         if self._loading is None or self._loading[1].seq_id != seq_id:
             return -1, CachedTokens()
@@ -253,8 +250,8 @@ class Prefixes:
         return first, count(pieces_up_to(loading.pieces[:n_good], first))
 
     def insert(self, held: SequenceTokens, rows: bool, snapshot: bool) -> None:
-        """Keep a sequence's computed tokens up to the first gap, and a snapshot behind them, which are all that it holds. Rows are copied between
-        answers, or slowly beside them; on a device they are copied first."""
+        """Keep a sequence's computed tokens up to the first gap, and a snapshot behind them, which are all that it holds. Rows stay in its cells; on a
+        device they are copied."""
         runtime, store = self._open(held)
         if rows:
             self.slot_tokens.note(held)
@@ -270,27 +267,20 @@ class Prefixes:
             store.insert_snapshot(of, kept.readings, runtime.tokens.snapshot(held.seq_id))
 
     def _insert_rows(self, runtime: Runtime, store: PrefixStore, seq_id: int, of: Conversation, kept: KeptTokens) -> None:
-        block_bytes, places = store.identity.layout.block_bytes, kept.cells
-        conversation = self.conversation
+        def hold(first: int, n: int) -> HeldTokens:
+            rows = runtime.tokens.hold(seq_id, kept.cells[first:first + n])
+            self._in_slots.add(seq_id, first + n, rows)
+            return rows
 
-        def save(read: Callable[[int, int], np.ndarray]) -> None:
-            saved = store.insert(of, kept.readings, read, kept.rounded)
-            if conversation is not None and self._where.folder is not None:
-                self._claims.submit(_claim, self._where.folder, conversation, [link.key for link in saved.chain])
+        def read(first: int, n: int) -> np.ndarray:
+            return runtime.tokens.read(seq_id, kept.cells[first:first + n], store.identity.layout.block_bytes(n))
 
         try:
-            rows = runtime.tokens.hold(seq_id, places)
+            saved = store.insert(of, kept.readings, None, kept.rounded, hold)
         except NativeError:  # rows are not in host memory
-            save(lambda first, n: runtime.tokens.read(seq_id, places[first:first + n], block_bytes(n)))
-            return
-
-        def copy(turn: Callable[[int], int]) -> None:
-            try:
-                save(lambda first, n: rows.read(turn(first), n, block_bytes(n)))
-            finally:
-                rows.release()
-
-        self._saver.add(seq_id, of.root, of.tokens, copy)
+            saved = store.insert(of, kept.readings, read, kept.rounded)
+        if self.conversation is not None and self._where.folder is not None:
+            self._claims.submit(_claim, self._where.folder, self.conversation, [link.key for link in saved.chain])
 
     def forget(self, conversation: str) -> int:
         """Remove blocks that only this conversation uses from RAM and the folder; returns the bytes removed from the folder. Any thread except the
@@ -305,17 +295,14 @@ class Prefixes:
                 store.evict(doomed)
             return conversations.forget(folder, conversation)
 
-        self._saver.flush()
         return self._claims.submit(forget).result()  # after the conversation's newest blocks are noted
 
     def kept(self, space: str) -> list[Kept]:
         """What each store keeps of a namespace, but not what was computed with adapters. Any thread may call it."""
-        self._saver.flush()
         return [Kept(store, [store.identity.chain_root("", space)]) for store in list(self._stores.values())]
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything is written to the places below RAM."""
-        self._saver.flush(timeout_s)
         for store in self._stores.values():
             store.flush(timeout_s)
 
@@ -324,10 +311,10 @@ class Prefixes:
         for fetch in fetches:
             fetch.leave()
         fetches += self._expected.close()
-        self._saver.close()
         self._claims.shutdown()
         for store in self._stores.values():
             store.close()
+        self._in_slots.close()
         for fetch in fetches:
             fetch.join()
         self._stores.clear()
@@ -347,6 +334,7 @@ class Prefixes:
             disk_bytes=max((stats.disk.n_bytes for stats in all_stats), default=0),
             disk_limit_bytes=self._where.folder_bytes if self._where.folder else 0,
             n_blocks=max((stats.ram.n_blocks for stats in all_stats), default=0) + sum(stats.disk.n_blocks for stats in all_stats),
+            n_blocks_in_slots=max((stats.n_in_slots for stats in all_stats), default=0),
             n_hits=self._n_hits, n_misses=self._n_prompts - self._n_hits,
             n_tokens_loaded=sum(place.hit_tokens for stats in all_stats for place in (stats.ram, stats.disk, stats.remote)),
             n_waiting_writes=sum(stats.n_unwritten for stats in all_stats), n_dropped=sum(stats.n_dropped for stats in all_stats),
@@ -365,7 +353,7 @@ class Prefixes:
         if built is None:
             return None
         if built.identity not in self._stores:
-            self._stores[built.identity] = PrefixStore(built.identity, self._where, ram=self.ram)
+            self._stores[built.identity] = PrefixStore(built.identity, self._where, ram=self.ram, answering=self._answers.run)
         return self._stores[built.identity]
 
     def _conversation(self, runtime: Runtime, of: SequenceTokens) -> Conversation:

@@ -57,6 +57,8 @@ class StoreFigures:
     disk_outages: int = 0
     """Number of outages of the disk; of the shared server."""
     remote_outages: int = 0
+    n_blocks_in_slots: int = 0
+    """Blocks whose rows lie in slots, and not in RAM; those on disk count there too."""
 
 
 @dataclass(frozen=True)

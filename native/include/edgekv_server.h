@@ -83,7 +83,6 @@ typedef enum {
     EDGEKV_MISS_CHEAPER_TO_COMPUTE,
     EDGEKV_MISS_TIER_DOWN,
     EDGEKV_MISS_DAMAGED,
-    EDGEKV_MISS_PENDING,
 } edgekv_miss_reason;
 
 /* tokens of a prompt that need not be computed, by their source */
@@ -103,8 +102,8 @@ typedef struct {
 /* What a keeper of prefixes does, on the decoding thread between two llama_decode(). A match holds nothing; load() holds what it promised until
    release(). */
 typedef struct {
-    /* A prompt is about to begin; its sequence holds the first n_have tokens. 1: load() will not wait. 0: kept tokens of the prompt are being saved or
-       fetched: ask again, or release(). seq_id -1: it waits for a slot, in a context that keeps only rows; kept tokens that are far away may come
+    /* A prompt is about to begin; its sequence holds the first n_have tokens. 1: load() will not wait. 0: kept tokens must leave the sequence first, or
+       are being fetched: ask again, or release(). seq_id -1: it waits for a slot, in a context that keeps only rows; kept tokens that are far away may come
        meanwhile. goes_on: as for load(). alone: no answer is running, so the call may take a moment. */
     int (*match)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, int alone);
     /* A prompt begins; its sequence holds the first n_have tokens. Puts in the next tokens, as many as are kept, and counts them.
@@ -211,7 +210,7 @@ EDGEKV_API double edgekv_server_reading_s(int64_t first, int64_t n);
 EDGEKV_API void edgekv_server_spaces(int32_t n, const char * const * keys, const char * const * spaces);
 
 #define EDGEKV_TIERS 4        /* slot, ram, disk, remote */
-#define EDGEKV_MISS_REASONS 14
+#define EDGEKV_MISS_REASONS 13
 
 /* tokens of prompts since the server started, but for each prompt's last, which is always computed: queries = all hits + all misses */
 typedef struct {

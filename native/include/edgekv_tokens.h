@@ -29,14 +29,15 @@ EDGEKV_API edgekv_status edgekv_describe(const edgekv_context * ctx, uintptr_t a
 /* Copies the rows of cells [n] of a stream into a block. */
 EDGEKV_API edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, void * block);
 
-/* Holds cells [n] of a stream, whose tokens are computed: calls that would move or remove them, or free the context, wait for their release.
-   EDGEKV_UNSUPPORTED if rows are not in host memory. Any thread may use the hold, one at a time, without the context:
-   edgekv_read_held_tokens() copies the rows of n cells from the first-th on into a block, while ubatches are computed;
-   edgekv_release_held_tokens() releases the first n; edgekv_free_hold() releases the rest and frees the handle. */
+/* Holds cells [n] of a stream, whose tokens are computed: calls that would move or remove them, or free the context, call needed(user) on their
+   thread, unless it is null, and wait for the end of the hold. It may be called once more right behind that end.
+   EDGEKV_UNSUPPORTED if rows are not in host memory. Any thread may use the hold, one at a time, without the context: edgekv_read_held_tokens() copies
+   the part of their block that some of the layers with a cache have, while ubatches are computed; edgekv_free_hold() ends the hold. */
 typedef struct edgekv_hold edgekv_hold;
-EDGEKV_API edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, edgekv_hold ** out);
-EDGEKV_API edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first, int n, void * block);
-EDGEKV_API void edgekv_release_held_tokens(edgekv_hold * hold, int n);
+typedef void (*edgekv_needed)(void * user);
+EDGEKV_API edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, edgekv_needed needed, void * user,
+                                            edgekv_hold ** out);
+EDGEKV_API edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first_layer, int end_layer, void * block);
 EDGEKV_API void edgekv_free_hold(edgekv_hold * hold);
 
 /* Whether the context keeps snapshots besides rows. A context without a cache keeps only snapshots, and has no cells. */

@@ -150,13 +150,8 @@ int llama_edgekv_stream_of(const llama_context * lctx, int seq_id) {
 // cells that are held
 //
 
-struct llama_edgekv_hold {
-    std::shared_ptr<llama_edgekv_holds> holds;
-    std::vector<uint32_t> cells;
-    size_t n_released = 0;  // the first so many
-};
-
-llama_edgekv_hold * llama_edgekv_hold_cells(llama_context * lctx, uint32_t stream, const uint32_t * cells, int n) {
+llama_edgekv_hold * llama_edgekv_hold_cells(
+        llama_context * lctx, uint32_t stream, const uint32_t * cells, int n, void (*needed)(void * user), void * user) {
     const auto * kv = llama_edgekv_access::cache(lctx);
     if (!kv || llama_edgekv_access::is_guest(*kv) || stream >= kv->get_n_stream()) {
         return nullptr;
@@ -164,21 +159,15 @@ llama_edgekv_hold * llama_edgekv_hold_cells(llama_context * lctx, uint32_t strea
     auto hold = std::make_unique<llama_edgekv_hold>();
     hold->holds = llama_edgekv_access::cells(*kv, stream).edgekv_clock.holding();
     hold->cells.assign(cells, cells + n);
-    hold->holds->hold(hold->cells);
+    hold->needed = needed;
+    hold->user   = user;
+    hold->holds->hold(hold.get());
     return hold.release();
-}
-
-void llama_edgekv_release_cells(llama_edgekv_hold * hold, int n) {
-    const size_t end = std::min(hold->cells.size(), static_cast<size_t>(std::max(n, 0)));
-    if (end > hold->n_released) {
-        hold->holds->release(hold->cells.data() + hold->n_released, end - hold->n_released);
-        hold->n_released = end;
-    }
 }
 
 void llama_edgekv_free_hold(llama_edgekv_hold * hold) {
     if (hold) {
-        llama_edgekv_release_cells(hold, static_cast<int>(hold->cells.size()));
+        hold->holds->release(hold);
         delete hold;
     }
 }

@@ -2,16 +2,18 @@
 
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, reachable, reader, state
+from support.prefix_rows import BLOCK_BYTES, InSlot, check_rows, conversation, reachable, reader, state
 from support.stores import load_all, n_restored, open_store
 
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Reading
+from edgekv.prefix_cache.held import HeldBlock
 from edgekv.prefix_cache.ram import Pins
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.search import Match
@@ -58,6 +60,8 @@ class Machine(RuleBasedStateMachine):
         """Not loaded yet, with the number of inserts before."""
         self.hits: list[tuple[PrefixHit, Match]] = []
         """Not given back yet, with what was asked."""
+        self.slots: list[list[weakref.ref[InSlot]]] = []
+        """The rows that an insert left in their cells, as long as anybody refers to them."""
         self.open()
         self.talk(0, 0, n, Reading.EXACT, 0, 0, [])
 
@@ -74,6 +78,9 @@ class Machine(RuleBasedStateMachine):
         self.matches.clear()
         while self.hits:
             self.release(0, -1)
+        while self.slots:
+            self.take_cells(0, 0)  # a context goes before its store
+            self.slots.pop(0)
         with self.store.shared.lock:
             assert not self.store.shared.in_use and self.store.stats().in_flight_bytes == 0
             assert self.store.stats().ram.n_bytes == sum(block.n_bytes for block in self.in_ram())
@@ -81,8 +88,9 @@ class Machine(RuleBasedStateMachine):
 
     # ---- what a server does ----------------------------------------------------------------------------------------------------------
 
-    @rule(which=WHICH, at=LENGTH, n=LENGTH, reading=st.sampled_from(Reading), since=LENGTH, pinned_for=PINNED, snapshots=SNAPSHOTS)
-    def talk(self, which, at, n, reading, since, pinned_for, snapshots):
+    @rule(which=WHICH, at=LENGTH, n=LENGTH, reading=st.sampled_from(Reading), since=LENGTH, pinned_for=PINNED, snapshots=SNAPSHOTS,
+          in_slot=st.booleans())
+    def talk(self, which, at, n, reading, since, pinned_for, snapshots, in_slot=False):
         """A conversation goes on, or another one leaves it."""
         before, readings = self.conversations[which % len(self.conversations)] if self.conversations else (np.empty(0), np.empty(0))
         tokens = conversation(n, len(self.conversations), after=before[:at])
@@ -90,15 +98,23 @@ class Machine(RuleBasedStateMachine):
         labels = np.concatenate([readings[:first], np.zeros(n)]).astype(np.uint8)
         labels[max(since, first):] = min(reading, self.worst)
         self.conversations.append((tokens, np.maximum.accumulate(labels)))
-        self.insert(len(self.conversations) - 1, len(tokens), pinned_for, snapshots)
+        self.insert(len(self.conversations) - 1, len(tokens), pinned_for, snapshots, in_slot=in_slot)
 
-    @rule(which=WHICH, n=LENGTH, pinned_for=PINNED, snapshots=SNAPSHOTS, again=st.booleans())
-    def insert(self, which, n, pinned_for, snapshots, again=False):
-        """again: all was read exactly this time."""
+    @rule(which=WHICH, n=LENGTH, pinned_for=PINNED, snapshots=SNAPSHOTS, again=st.booleans(), in_slot=st.booleans())
+    def insert(self, which, n, pinned_for, snapshots, again=False, in_slot=False):
+        """again: all was read exactly this time. in_slot: the rows stay in their cells."""
         tokens, readings = (part[:n] for part in self.conversations[which % len(self.conversations)])
         readings = 0 * readings if again else readings
-        stays = ((len(tokens), self.now + pinned_for),) if pinned_for and not self.damaged else ()
-        saved = self.store.insert(Conversation(tokens, stays=stays), readings, reader(tokens, readings))
+        stays = ((len(tokens), self.now + pinned_for),) if pinned_for and not self.damaged and not in_slot else ()
+        read = reader(tokens, readings)
+
+        def hold(first: int, n: int) -> InSlot:
+            rows = InSlot(read(first, n), n)
+            self.slots[-1].append(weakref.ref(rows))
+            return rows
+
+        self.slots += [[]] if in_slot else []
+        saved = self.store.insert(Conversation(tokens, stays=stays), readings, read, hold=hold if in_slot else None)
         n_kept = saved.n_known + saved.n_new
         assert n_kept + saved.n_left_out == len(tokens)
         self.saved.append((tokens[:n_kept], readings[:n_kept]))
@@ -107,6 +123,18 @@ class Machine(RuleBasedStateMachine):
         for at in snapshots:
             if self.store.insert_snapshot(Conversation(tokens[:at]), readings[:at], state(tokens[:at])):
                 self.snapshots.append((tokens[:at], readings[:at]))
+
+    @precondition(lambda self: self.slots)
+    @rule(which=WHICH, first=st.integers(0, 2))
+    def take_cells(self, which, first):
+        """A slot needs the cells of an insert's blocks from the first-th on. Hits still get what they found there; else it goes where RAM has no room."""
+        rows = self.slots[which % len(self.slots)]
+        taken, rows[first:] = rows[first:], []
+        self.lost |= self.folder is None and self.ram_bytes != AMPLE * BLOCK_BYTES
+        for ref in taken:
+            if (rows := ref()) is not None:
+                rows.needed()
+                assert not rows.held, "the slot waits for ever"
 
     @rule(which=WHICH, at=LENGTH, more=st.sampled_from([0, 40]), n_have=st.just(0) | LENGTH, accepts=st.sampled_from(Reading), goes_on=GOES_ON,
           now=st.booleans())
@@ -244,8 +272,10 @@ class Machine(RuleBasedStateMachine):
         """With what hits hold: a block that leaves RAM while its rows are needed frees nothing. A tail leaves it all the same where a longer block
         takes its place, and lives as long as the hit."""
         with self.store.shared.lock:
+            there = self.in_ram()
             held = {piece.block for hit, _ in self.hits for piece in hit.pieces
-                    if piece.block.payload is not None and piece.n_block == BLOCK_TOKENS}
+                    if piece.block.payload is not None and piece.n_block == BLOCK_TOKENS
+                    and (not isinstance(piece.block, HeldBlock) or piece.block in there)}
             assert sum(block.n_bytes for block in held | set(self.in_ram())) <= self.store.stats().ram.n_bytes <= self.store.most_ram_bytes
 
     @precondition(lambda self: self.pins)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.contexts import attached
 
-from edgekv.common.errors import ConfigError
+from edgekv.common.errors import NativeError
 from edgekv.config import KvOptions
 
 import llama_cpp
@@ -37,7 +37,7 @@ def read(context, first: int, end: int, seq: int = 0) -> None:
 
 def rows(run, seq: int, n: int, held=None) -> bytes:
     n_bytes = sum(map(sum, run.tokens.row_bytes())) * n
-    return (held.read(0, n, n_bytes) if held else run.tokens.read(seq, run.tokens.cells_of(seq, n), n_bytes)).tobytes()
+    return (held.read(range(run.tokens.n_layers()), n_bytes) if held else run.tokens.read(seq, run.tokens.cells_of(seq, n), n_bytes)).tobytes()
 
 
 def begun(call: Callable[[], object]) -> threading.Event:
@@ -91,17 +91,27 @@ def test_what_moves_or_removes_rows_waits_for_who_reads_them(synthetic, monkeypa
             monkeypatch.setattr(context, "close", lambda: None)
 
 
-def test_the_first_part_is_free_when_the_next_is_read(synthetic):
-    """A sequence that begins anew at a later token waits for that token only."""
+def test_who_needs_a_cell_asks_its_holder(synthetic):
+    """On its own thread, and whoever holds other cells is not asked."""
     with filled(synthetic) as (context, run):
-        per_token = sum(map(sum, run.tokens.row_bytes()))
-        held = run.tokens.hold(0, run.tokens.cells_of(0, N))
-        held.read(0, 256, 256 * per_token)
-        held.read(256, 44, 44 * per_token)
+        cells, asked = run.tokens.cells_of(0, N), []
+        first, second = run.tokens.hold(0, cells[:256]), run.tokens.hold(0, cells[256:])
+        first.needed = lambda: (asked.append(threading.get_ident()), first.release())
+        second.needed = lambda: 1 // 0  # it is released all the same
         assert llama_cpp.llama_memory_seq_rm(context.memory, 0, 10, 256)
-        held.release()
-        held.release()
+        assert asked == [threading.get_ident()]
         assert llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
+        assert asked == [threading.get_ident()]
+
+
+def test_some_layers_are_read_alone(synthetic):
+    with filled(synthetic) as (context, run):
+        n_layers, before = run.tokens.n_layers(), rows(run, 0, N)
+        per_layer = len(before) // n_layers
+        held = run.tokens.hold(0, run.tokens.cells_of(0, N))
+        parts = [held.read(range(layer, layer + 1), per_layer).tobytes() for layer in range(n_layers)]
+        assert n_layers > 1 and b"".join(parts) == before
+        held.release()
 
 
 def test_held_twice_is_released_twice(synthetic):
@@ -159,15 +169,12 @@ def test_rows_that_are_written_over_wait(synthetic):
 
 
 def test_what_is_released_is_not_read(synthetic):
-    with filled(synthetic) as (context, run):
-        per_token = sum(map(sum, run.tokens.row_bytes()))
+    with filled(synthetic) as (_, run):
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))
-        held.release(100)
-        for first, n in ((0, 50), (99, 2), (100, N)):
-            with pytest.raises(ConfigError, match="no longer held"):
-                held.read(first, n, n * per_token)
-        assert len(held.read(100, N - 100, (N - 100) * per_token)) == (N - 100) * per_token
         held.release()
+        held.release()
+        with pytest.raises(NativeError, match="no longer held"):
+            rows(run, 0, N, held)
 
 
 def test_a_hold_that_is_forgotten_holds_no_more(synthetic):

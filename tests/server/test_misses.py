@@ -2,7 +2,6 @@
 
 import logging
 import re
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.prefix_cache.store import PrefixStore
 from edgekv.runtime.tokens import Tokens
 from edgekv.server import prefixes as prefixes_of
 from edgekv.server.digesting import Digesting
@@ -179,21 +177,6 @@ def test_no_cells_for_kept_rows(tiny, monkeypatch):
 
 def _full(*_):
     raise DoesNotFit("no cell is free")
-
-
-def test_rows_that_are_still_being_saved(tiny, monkeypatch):
-    """A save of another slot that takes long: after a second the prompt is read."""
-    goes_on, insert = threading.Event(), PrefixStore.insert
-
-    def waits(store, *arguments, **more):
-        goes_on.wait(60)
-        return insert(store, *arguments, **more)
-
-    monkeypatch.setattr(PrefixStore, "insert", waits)
-    with serve(tiny, n_slots=2, extra=("--no-kv-unified",)) as server:
-        asked(server, conversation(1, 700), id_slot=0)
-        assert asked(server, conversation(1, 700), id_slot=1) == (0, None, "pending", 0)
-        goes_on.set()
 
 
 def test_every_reason_is_described():

@@ -62,6 +62,22 @@ def reader(tokens: np.ndarray, readings: np.ndarray | None = None, calls: list[t
     return read
 
 
+class InSlot:
+    """Rows in a slot's cells: uint8 [bytes] of a block of n tokens."""
+
+    def __init__(self, payload: np.ndarray, n: int, layout: RowLayout = LAYOUT):
+        self._payload, self._starts, self.needed, self.held = payload, layout.layer_starts(n), None, True
+
+    def read(self, layers: range, n_bytes: int) -> np.ndarray:
+        assert self.held, "other tokens lie there"
+        rows = self._payload[int(self._starts[layers.start]) : int(self._starts[layers.stop])].copy()
+        assert len(rows) == n_bytes
+        return rows
+
+    def release(self) -> None:
+        self.held = False
+
+
 def exact(tokens: np.ndarray) -> np.ndarray:
     return np.full(len(tokens), Reading.EXACT, np.uint8)
 

@@ -17,7 +17,7 @@ constexpr int MANY = 500;
 
 // in the order of edgekv_miss_reason
 constexpr const char * REASONS[] = { "none", "disabled", "not_attached", "model_unknown", "cold", "diverged", "other_settings", "no_checkpoint",
-                                     "inside_media", "no_cells", "cheaper_to_compute", "tier_down", "damaged", "pending" };
+                                     "inside_media", "no_cells", "cheaper_to_compute", "tier_down", "damaged" };
 static_assert(std::size(REASONS) == EDGEKV_MISS_REASONS, "each reason has a name");
 
 constexpr const char * TIERS[] = { "slot", "ram", "disk", "remote" };

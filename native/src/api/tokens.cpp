@@ -117,6 +117,7 @@ struct edgekv_hold {
     struct Rows {
         const char * data;  // the stream's first row
         size_t bytes;       // of a row
+        int layer;          // its number among layers with a cache
     };
 
     ~edgekv_hold() { llama_edgekv_free_hold(held); }
@@ -124,10 +125,10 @@ struct edgekv_hold {
     std::vector<Rows> rows;  // K and V of each layer
     std::vector<uint32_t> cells;
     llama_edgekv_hold * held = nullptr;
-    int n_released = 0;
 };
 
-edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, edgekv_hold ** out) {
+edgekv_status edgekv_hold_tokens(
+        edgekv_context * ctx, int stream, const uint32_t * cells, int n, edgekv_needed needed, void * user, edgekv_hold ** out) {
     if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
         return status;
     }
@@ -140,14 +141,14 @@ edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_
         bool on_host = true;
         for_each_rows(ctx->lctx, [&](const Rows & rows) {
             on_host = on_host && ggml_backend_buffer_is_host(rows.tensor->buffer);
-            hold->rows.push_back({ static_cast<const char *>(rows.tensor->data) + stream * rows.tensor->nb[2], rows.bytes });
+            hold->rows.push_back({ static_cast<const char *>(rows.tensor->data) + stream * rows.tensor->nb[2], rows.bytes, rows.number });
         });
         if (!on_host) {
             return fail(EDGEKV_UNSUPPORTED, "K and V are not all in host memory");
         }
         llama_synchronize(ctx->lctx);  // a device may still be writing rows
         hold->cells.assign(cells, cells + n);
-        hold->held = llama_edgekv_hold_cells(ctx->lctx, static_cast<uint32_t>(stream), cells, n);
+        hold->held = llama_edgekv_hold_cells(ctx->lctx, static_cast<uint32_t>(stream), cells, n, needed, user);
         if (!hold->held) {
             return fail(EDGEKV_UNSUPPORTED, "the cells are another context's");
         }
@@ -157,13 +158,14 @@ edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_
     });
 }
 
-edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first, int n, void * block) {
-    if (first < hold->n_released || n < 1 || n > static_cast<int>(hold->cells.size()) - first) {
-        return fail(EDGEKV_INVALID, "the cells are no longer held, or never were");
-    }
+edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first_layer, int end_layer, void * block) {
     char * out = static_cast<char *>(block);
-    const uint32_t * cells = hold->cells.data() + first;
+    const uint32_t * cells = hold->cells.data();
+    const int n = static_cast<int>(hold->cells.size());
     for (const auto & rows : hold->rows) {
+        if (rows.layer < first_layer || rows.layer >= end_layer) {
+            continue;
+        }
         for_each_run(cells, n, [&](int run, int n_run) {
             std::memcpy(out + run * rows.bytes, rows.data + cells[run] * rows.bytes, n_run * rows.bytes);
         });
@@ -171,11 +173,6 @@ edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first, int n
     }
 
     return EDGEKV_OK;
-}
-
-void edgekv_release_held_tokens(edgekv_hold * hold, int n) {
-    hold->n_released = std::max(hold->n_released, n);
-    llama_edgekv_release_cells(hold->held, n);
 }
 
 void edgekv_free_hold(edgekv_hold * hold) {

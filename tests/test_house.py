@@ -60,7 +60,7 @@ BUDGETS = {
     "tests/prefix_cache": 3_687,
     "tests/proof": 201,
     "tests/runtime": 6_981,
-    "tests/server": 9_701,
+    "tests/server": 9_757,
     "tests/support": 3_760,
     "tests/templates": 153,
     "tests/tiering": 1_342,

@@ -57,7 +57,7 @@ BUDGETS = {
     "tests/planning": 1_586,
     "tests/planted": 601,
     "tests/policies": 705,
-    "tests/prefix_cache": 3_687,
+    "tests/prefix_cache": 3_690,
     "tests/proof": 201,
     "tests/runtime": 6_981,
     "tests/server": 9_757,

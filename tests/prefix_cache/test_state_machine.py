@@ -25,6 +25,9 @@ WHICH = st.integers(0, 3)
 LENGTH = st.sampled_from([1, 100, 255, 256, 257, 300, 512, 600, 700, 1500])
 """Few, so that conversations meet: in the middle of a block, at its end, one behind it."""
 
+SINCE, ASKED = st.just(0) | LENGTH, st.just(AMPLE) | LENGTH
+"""The first token that is not read exactly, and the end of what is asked for: half of them meet what decides, the others what is cut."""
+
 SNAPSHOTS = st.lists(LENGTH, max_size=2)
 GOES_ON = st.sampled_from([None, 0, 256, 600])
 """As of `match_prefix`: None for a model that keeps only rows."""
@@ -88,7 +91,7 @@ class Machine(RuleBasedStateMachine):
 
     # ---- what a server does ----------------------------------------------------------------------------------------------------------
 
-    @rule(which=WHICH, at=LENGTH, n=LENGTH, reading=st.sampled_from(Reading), since=LENGTH, pinned_for=PINNED, snapshots=SNAPSHOTS,
+    @rule(which=WHICH, at=LENGTH, n=LENGTH, reading=st.sampled_from(Reading), since=SINCE, pinned_for=PINNED, snapshots=SNAPSHOTS,
           in_slot=st.booleans())
     def talk(self, which, at, n, reading, since, pinned_for, snapshots, in_slot=False):
         """A conversation goes on, or another one leaves it."""
@@ -136,7 +139,7 @@ class Machine(RuleBasedStateMachine):
                 rows.needed()
                 assert not rows.held, "the slot waits for ever"
 
-    @rule(which=WHICH, at=LENGTH, more=st.sampled_from([0, 40]), n_have=st.just(0) | LENGTH, accepts=st.sampled_from(Reading), goes_on=GOES_ON,
+    @rule(which=WHICH, at=ASKED, more=st.sampled_from([0, 40]), n_have=st.just(0) | LENGTH, accepts=st.sampled_from(Reading), goes_on=GOES_ON,
           now=st.booleans())
     def match(self, which, at, more, n_have, accepts, goes_on, now):
         """It changes nothing: blocks in RAM stay in the order in which they go."""

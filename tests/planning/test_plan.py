@@ -24,7 +24,8 @@ from edgekv.runtime.wiring import ROWS_SHARE
 
 MIB, GB = 1 << 20, 10**9
 EXACT, SPARSE, OFF = (KvOptions(mode=mode, attention_device="cpu") for mode in ("exact", "sparse", "off"))
-RATES = HostRates(2, 10e9, STEP, {"bf16": WeightRates(8e9, 8e9, 50e9, 50e9), "q4_0": WeightRates(5e9, 5e9, 40e9, 40e9), "f16": WeightRates(8e9, 8e9, 50e9, 50e9)},
+RATES = HostRates(2, 10e9, STEP, {"bf16": WeightRates(8e9, 8e9, 50e9, 50e9), "q4_0": WeightRates(5e9, 5e9, 40e9, 40e9),
+                                   "f16": WeightRates(8e9, 8e9, 50e9, 50e9)},
                   ATTENTION)
 
 

@@ -243,7 +243,8 @@ def test_rates_of_this_machine():
     """What is measured can be reckoned with; how fast it is, no test says."""
     step = measuring.step_rates(1)
     attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10, step)
-    rates = [step.token, step.layer, attention.row, attention.scan, *(value for kernel in (attention.exact, attention.flash, attention.plain) for value in vars(kernel).values())]
+    rates = [step.token, step.layer, attention.row, attention.scan]
+    rates += (value for kernel in (attention.exact, attention.flash, attention.plain) for value in vars(kernel).values())
     assert len(rates) == 19 and all(0 < value < 1e-2 for value in rates)
     weights = measuring.weight_rates("q8_0", SMALL, step, 1)
     assert len(vars(weights)) == 4 and all(1e7 < rate < 1e13 for rate in vars(weights).values())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs, to_builtins
 
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
@@ -167,11 +167,11 @@ def _facts(file: ModelFile) -> dict[str, Any]:
         row["tensors"] += 1
         row["numbers"] += tensor.n_elements
         row["bytes"] += tensor.n_bytes
-    return asdict(g) | {
+    return structs.asdict(g) | {
         "path": str(g.path),
         "tensors": sorted(by_type.values(), key=lambda row: -row["bytes"]),
         "kv_bytes_per_token_by_type": {kind.value: g.kv_bytes_per_token(kind.value, kind.value) for kind in CacheType if g.holds(kind.value)},
-        "layers": [asdict(layer) for layer in layers(g)],
+        "layers": [to_builtins(layer) for layer in layers(g)],
         "chat_template_text": file.header.value("tokenizer.chat_template"),
     }
 

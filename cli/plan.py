@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.help import SettingsCommand
@@ -59,7 +59,7 @@ def plan(model: Path | None, parallel: int, cache_ram: int | None, recalibrate: 
     with measuring_bar() as show:
         found = plan_here(path, asked, Measuring(show, recalibrate))
     if as_json:
-        print_json(asdict(found) | {"fits": found.problem is None, "total": {place: found.total(place) for place in found.free}})
+        print_json(to_builtins(found) | {"fits": found.problem is None, "total": {place: found.total(place) for place in found.free}})
     else:
         _print(found, model, verbose)
     return EXIT_OK if found.problem is None else EXIT_DOES_NOT_FIT
@@ -124,7 +124,7 @@ def _print_more(plan: Plan) -> None:
 
     _print_parts(plan)
     click.echo()
-    print_rows([asdict(limit) for limit in plan.limits], [
+    print_rows([to_builtins(limit) for limit in plan.limits], [
         Column("mode", "mode", lambda mode: {"off": "llama.cpp"}.get(mode, mode), right=False, rank=NAME),
         Column("fits_tokens", "context that fits", lambda n: f"{n:,}" + ("+" if n >= LONGEST else "")),
         Column("readable_tokens", "5 tokens/s up to", lambda n: f"{n:,}"),

@@ -75,7 +75,7 @@ def synth(shape: str, output: Path | None, weight_type: str, layers: int | None,
     It has the real one's matrices and vocabulary size, so that each token costs the same, and a tokenizer of single
     characters. It answers random words. The file is complete or absent.
     """
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from edgekv.models.model_writer import write_header, write_mixture, write_model
     from edgekv.models.shapes import find_shape

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import resource
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs, to_builtins
 
 from edgekv.common import machine
 from edgekv.common.enums import CacheType, DeviceKind, KvMode
@@ -123,7 +124,7 @@ def _devices(recalibrate: bool) -> list[dict[str, Any]]:
     kinds = [DeviceKind.CUDA]
     if os.environ.get("EDGEKV_ATTENTION_DEVICE") == DeviceKind.EMULATED.value:
         kinds.append(DeviceKind.EMULATED)
-    return [asdict(info) | _rates(info, recalibrate) for kind in kinds for info in devices.devices(kind)]
+    return [to_builtins(info) | _rates(info, recalibrate) for kind in kinds for info in devices.devices(kind)]
 
 
 def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
     if not info.usable:
         return {"rates": None, "rates_error": info.problem}
     try:
-        return {"rates": asdict(calibrate(info.kind, info.index, recalibrate, available_bytes())), "rates_error": None}
+        return {"rates": to_builtins(calibrate(info.kind, info.index, recalibrate, available_bytes())), "rates_error": None}
     except EdgeKVError as error:
         return {"rates": None, "rates_error": str(error)}
 
@@ -146,15 +147,15 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
     g = geometry(path)
     sparse = KvOptions(mode=KvMode.SPARSE)
     kinds = [kind.value for kind in CacheType if g.holds(kind.value)]
-    facts = asdict(g) | {
+    facts = structs.asdict(g) | {
         "path": str(path),
         "kv_bytes_per_token": {kind: g.kv_bytes_per_token(kind, kind) for kind in kinds},
         "kv_bytes_trained": {kind: g.kv_bytes(g.n_ctx_train, kind, kind) for kind in kinds},
-        "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if usable and sparse_layers(g) else None,
+        "sparse_bytes_trained": to_builtins(kv_bytes(g, g.n_ctx_train, sparse)) if usable and sparse_layers(g) else None,
     }
     evict = KvOptions.from_env(mode=KvMode.EVICT, attention_device="cpu")
     kept = kv_bytes(g, g.n_ctx_train, in_tokens(g, evict)) if plain_layers(g) else None
-    facts["evict"] = None if kept is None else {"evict_to": str(evict.eviction.evict_to), **asdict(kept)}
+    facts["evict"] = None if kept is None else {"evict_to": str(evict.eviction.evict_to), **to_builtins(kept)}
     facts["device_plans"] = _device_plans(g) if usable else []
     layers, problem = _layers(path) if usable else ([], "the libraries cannot be used")
     return facts | {"layers": layers, "layers_error": problem}
@@ -181,7 +182,7 @@ def _device_plans(g: Geometry) -> list[dict[str, Any]]:
                 except DoesNotFit as error:
                     problem = str(error)
                 plans.append({"device": found.name, "mode": mode, "hot_tokens": plan.hot_tokens, "available": available,
-                              **asdict(plan), "problem": problem})
+                              **to_builtins(plan), "problem": problem})
     return plans
 
 
@@ -193,6 +194,6 @@ def _layers(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     except (EdgeKVError, ValueError) as error:  # llama_cpp raises ValueError if llama.cpp refuses the file
         return [], str(error)
     try:
-        return [asdict(layer) for layer in llama.kv.layers], None
+        return [to_builtins(layer) for layer in llama.kv.layers], None
     finally:
         llama.close()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, ModelError
@@ -34,8 +35,7 @@ _NO_GPU = -1
 """llama.cpp's main_gpu for none."""
 
 
-@dataclass
-class Asked:
+class Asked(Struct):
     """What was asked for, and follows from it."""
 
     kv: KvOptions

@@ -1,9 +1,10 @@
 """The shape of a model: what its GGUF file says, and what llama.cpp makes of it, without its weights."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from edgekv.common.enums import Kinds
 from edgekv.common.errors import ModelError
@@ -35,8 +36,7 @@ _NOT_A_MODEL = {
 }
 """Files that go with a model, by `general.type` or architecture, and how."""
 
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(Struct, frozen=True):
     """The shape of a model. Names and sizes are its file's; layers, heads, and what each layer keeps are llama.cpp's. Tuples have one entry for each
     layer."""
 
@@ -142,8 +142,7 @@ def block_numbers(type_name: str) -> int:
     return block_of(type_name)[0]
 
 
-@dataclass(frozen=True)
-class ModelFile:
+class ModelFile(Struct, frozen=True):
     """An opened model file, or all parts of a split one."""
 
     geometry: Geometry

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.models.local import hub_folder
@@ -21,8 +22,7 @@ _ADDRESS = re.compile(r"(?:hf:)?(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(Struct, frozen=True):
     """hf:user/repo[:quant]."""
 
     repo: str

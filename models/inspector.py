@@ -12,10 +12,12 @@ import sys
 import threading
 from bisect import bisect
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from edgekv.common.errors import ModelError
 from edgekv.models.kept import Kept, identity
@@ -41,8 +43,7 @@ def rounded(n: int) -> int:
     return -(-n // CONTEXT_STEP) * CONTEXT_STEP
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """A kind of context: everything but its length."""
 
     n_seq: int = 1
@@ -64,8 +65,7 @@ class Asked:
         return max(2, MOST_CELLS // CONTEXT_STEP // (1 if self.unified else self.n_seq)) * CONTEXT_STEP
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(Struct, frozen=True):
     state: str
     """The name of an edgekv_layer_state, on the processor with K and V in the types that were asked for."""
     reason: str
@@ -91,8 +91,7 @@ class Content(str, enum.Enum):
     STATE = "state"
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """K and V of one layer in one cache, or a layer's state."""
 
     content: Content
@@ -112,8 +111,7 @@ class Rows:
         return (self.k_bytes + self.v_bytes) * self.n_cells * self.n_streams
 
 
-@dataclass(frozen=True)
-class Inspected:
+class Inspected(Struct, frozen=True):
     """A context as llama.cpp makes it on the processor."""
 
     layers: tuple[Layer, ...]
@@ -186,7 +184,7 @@ class Inspector:
         return self._kept.points(asked)
 
     def _contexts(self, asked: Asked, *n_cells: int) -> list[Inspected]:
-        sizes = {n: (n if asked.unified else n * asked.n_seq, *astuple(asked)) for n in n_cells if not self._kept.has(n, asked)}
+        sizes = {n: (n if asked.unified else n * asked.n_seq, *structs.astuple(asked)) for n in n_cells if not self._kept.has(n, asked)}
         if sizes:
             found = _process().ask(self._path, {"parts": [(str(part.absolute()), end) for part, end in self._ends.items()],
                                                 "sizes": list(sizes.values())})
@@ -261,7 +259,7 @@ class _Answers(Kept):
         self.keep()
 
     def _of_kind(self, asked: Asked) -> dict[str, Any]:
-        found: dict[str, Any] = self.facts.setdefault(" ".join(str(int(one)) for one in astuple(asked)), {})
+        found: dict[str, Any] = self.facts.setdefault(" ".join(str(int(one)) for one in structs.astuple(asked)), {})
         return found
 
 

@@ -5,9 +5,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from platformdirs import user_config_path
 
 from edgekv.common.errors import ModelError
@@ -24,8 +24,7 @@ _NO_MODELS = {"adapter", "mmproj", "imatrix", "clip", "controlvector"}
 """Types and architectures of files that go with a model."""
 
 
-@dataclass(frozen=True)
-class LocalModel:
+class LocalModel(Struct, frozen=True):
     """One file, or the first part of a split model."""
 
     name: str

@@ -1,7 +1,9 @@
 """The sizes of a model, and the tensors of a file of random weights in its shape."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv.models.shape_weights import Weights, matrix, norm, row_bytes
 
@@ -13,8 +15,7 @@ _SHARED = 0.7           # of each token's embedding, the same for all: queries o
 _LOGIT_STD = 4.0
 
 
-@dataclass(frozen=True)
-class Experts:
+class Experts(Struct, frozen=True):
     """A mixture: `n_used` of `n` networks for each token, each `n_ff` wide."""
 
     n: int
@@ -24,8 +25,7 @@ class Experts:
     n_dense: int = 0  # first layers with one network of the model's `n_ff` in place of the mixture
 
 
-@dataclass(frozen=True)
-class SlidingWindow:
+class SlidingWindow(Struct, frozen=True):
     """All but each `period`-th layer attend the newest `n` tokens."""
 
     n: int
@@ -35,8 +35,7 @@ class SlidingWindow:
     rope_base: float = 0.0
 
 
-@dataclass(frozen=True)
-class DeltaNet:
+class DeltaNet(Struct, frozen=True):
     """Gated delta nets in all but each `period`-th layer: a recurrent state of [n_value_heads, head_dim, head_dim]."""
 
     n_key_heads: int
@@ -47,8 +46,7 @@ class DeltaNet:
     rope_dim: int = 64  # rotated numbers of the attending layers' heads
 
 
-@dataclass(frozen=True)
-class Latent:
+class Latent(Struct, frozen=True):
     """Compressed K and V (MLA): a token has one row of `n_kv + n_rope` numbers for all heads."""
 
     n_q: int
@@ -58,16 +56,14 @@ class Latent:
     n_value: int
 
 
-@dataclass(frozen=True)
-class Convolutions:
+class Convolutions(Struct, frozen=True):
     """Short convolutions over `kernel` tokens in the layers that are not among `attending`."""
 
     kernel: int
     attending: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ModelShape:
+class ModelShape(Struct, frozen=True):
     """Sizes of one model. Matrix rows are multiples of 32 numbers, a block of the quantised types."""
 
     name: str

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from edgekv.common.errors import ModelError
 from edgekv.models.kept import Kept, identity, settled
@@ -42,8 +43,7 @@ _FOREIGN = [
 ]
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(Struct, frozen=True):
     name: str
     shape: tuple[int, ...]  # in GGUF order: the row length comes first
     type: str  # e.g. "Q4_1"

@@ -1,11 +1,11 @@
 """One tensor of a model of random weights: its name, size and distribution."""
 
-from dataclasses import dataclass
 from functools import cache
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Weights:
+
+class Weights(Struct, frozen=True):
     """One tensor: `n_out` rows of `n_in` numbers of standard deviation `std`; for n_out 0 a vector of `n_in` numbers around `mean`."""
 
     name: str

@@ -6,11 +6,11 @@ far from the second: logits then show a wrong kernel.
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
+from msgspec.structs import replace
 
 from edgekv.models.synth_file import CONTROL, NORMAL, SyntheticFile, SyntheticShape
 

@@ -1,11 +1,11 @@
 """A tiny GGUF model of random weights under construction: sizes, tokenizer, and tensors by name."""
 
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 import numpy as np
+from msgspec import Struct
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -17,8 +17,7 @@ CONTROL, UNKNOWN, NORMAL, BYTE = (
 )
 
 
-@dataclass(frozen=True)
-class SyntheticShape:
+class SyntheticShape(Struct, frozen=True):
     """Sizes of a synthetic model. `n_head` is a multiple of `n_head_kv`; `head_dim` does not depend on `n_embd`."""
 
     n_layer: int = 2

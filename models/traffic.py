@@ -1,7 +1,8 @@
 """The weights that a token reads: the part of its time that no KV cache changes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from edgekv.models.geometry import ModelFile
 
@@ -9,8 +10,7 @@ _TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.we
 """Tensors of which a token reads one row."""
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(Struct, frozen=True):
     """Amounts by ggml type of the tensors, in lower case."""
 
     decode_bytes: Mapping[str, int]

@@ -6,11 +6,11 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import httpx2 as httpx
+from msgspec import Struct
 
 from edgekv.common.errors import BrokenOff, ContextOverflow, DoesNotFit, EdgeKVError
 from edgekv.server.get_json import is_here
@@ -24,8 +24,7 @@ PLACES = ("slot", "shared", "ram", "disk", "remote")
 """The sources of a prompt's known tokens: the slot's own cache, or a tier of the prefix store."""
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """Tokens of the prompt that have been read; `n_cached` of them were known from the turn before and cost nothing."""
 
     n_total: int
@@ -33,8 +32,7 @@ class Progress:
     n_processed: int  # n_cached included
 
 
-@dataclass(frozen=True)
-class Timings:
+class Timings(Struct, frozen=True):
     """Timings of one request, in tokens and milliseconds: measured by llama.cpp's servers themselves, for others on this side."""
 
     n_cached: int
@@ -58,8 +56,7 @@ class Timings:
         return 1e3 * (self.n_predicted - 1) / self.predicted_ms if self.n_predicted > 1 and self.predicted_ms > 0 else None
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """Tokens of one request as the server counts them, and where it knew the prompt's from."""
 
     n_prompt: int  # the cached ones included
@@ -103,8 +100,7 @@ def _ranges(told: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     return tuple((int(first), int(n)) for first, n in told.get("ranges", ()))
 
 
-@dataclass(frozen=True)
-class AnswerPiece:
+class AnswerPiece(Struct, frozen=True):
     """The content of one event of the stream; most have only `text`."""
 
     text: str = ""

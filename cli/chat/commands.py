@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from edgekv.cli.chat.pinned_messages import SYSTEM
 from edgekv.cli.chat.saved import read_text
 from edgekv.cli.common.tables import NAME, Column, print_rows
@@ -136,7 +138,7 @@ def chats(loop: ChatLoop, what: str) -> None:
     else:
         entries, problems = kept.entries()
         if entries:
-            print_rows([vars(entry) for entry in entries], _CHATS, "table")
+            print_rows([structs.asdict(entry) for entry in entries], _CHATS, "table")
         else:
             loop.renderer.note("no conversation is kept yet")
         for problem in problems:

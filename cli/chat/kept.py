@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 import secrets
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec import Struct
 from platformdirs import user_data_path
 
 from edgekv.cli.chat.saved import read_records, write_messages
@@ -30,8 +30,7 @@ def kept_folder() -> Path:
     return user_data_path("edgekv") / "chats"
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One kept conversation. n_tokens: in its context after the last answer; None: unknown."""
 
     name: str

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv.common.enums import KvMode, SketchKind
 from edgekv.common.reports import MemoryReport, SelectionReport, TierReport
@@ -18,8 +20,7 @@ Row = tuple[str, str]
 """Name and value of a line."""
 
 
-@dataclass(frozen=True)
-class KvStatus:
+class KvStatus(Struct, frozen=True):
     """mode: the one in force, with the layers where our kernel serves only some; bytes: of K and V together. None: a server elsewhere does not
     tell."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from edgekv.cli.chat.saved import read_messages, read_records, write_messages
 from edgekv.common.errors import BrokenOff, EdgeKVError
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 _PINNED = "pinned"  # key of a message
 
 
-@dataclass
-class Draft:
+class Draft(Struct):
     """The next message: typed text, and files that go before it."""
 
     text: str = ""
@@ -28,8 +28,7 @@ class Draft:
         return "\n\n".join([*(f"{name}:\n\n{text.rstrip()}" for name, text in self.files), *([self.text] if self.text else [])])
 
 
-@dataclass(frozen=True)
-class ChatAnswer:
+class ChatAnswer(Struct, frozen=True):
     """One turn's answer. interrupted: by the person; finish_reason: "length" where a limit cut it; broken: a sentence, where the server's stream
     ended before the answer."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from edgekv.cli.chat.kept import Keeper, KeptChats
 from edgekv.cli.chat.saved import read_messages
@@ -17,8 +18,7 @@ if TYPE_CHECKING:  # they take long to import, which `edgekv chat` does while th
     from edgekv.cli.chat.views import ServerView
 
 
-@dataclass(frozen=True)
-class Talk:
+class Talk(Struct, frozen=True):
     """question: None: a conversation at the terminal. resumed: the name of a kept conversation that goes on."""
 
     kept: KeptChats

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 import edgekv
 from edgekv._native import isa

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from edgekv.cli.common.progress import Show, progress_bar
 from edgekv.cli.common.verdict import prose
 from edgekv.common.errors import EdgeKVError
 
 
-@dataclass
-class Ending:
+class Ending(Struct):
     show: Show
     busy: bool = False
     """Whether other programs computed meanwhile; known at the end."""

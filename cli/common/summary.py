@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psutil
+from msgspec.structs import replace
 
 from edgekv.common.units import size, size_of
 

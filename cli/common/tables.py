@@ -6,11 +6,11 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import click
+from msgspec import Struct
 
 from edgekv.cli.common.shared_options import option
 
@@ -23,8 +23,7 @@ NAME = 9
 _GAP = 2
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column of a table. show(value): its text; None and NaN are dashes. rank: in a narrow terminal columns of the lowest rank leave first, of
     equals the last one. least: the least width of a text that may be wrapped at words; None: it is not wrapped. score(row): the cell
     with the highest of a group of rows is marked; None: the row has none.

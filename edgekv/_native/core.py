@@ -7,9 +7,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from edgekv._native._core import ffi, lib
 from edgekv.common.enums import DeviceKind, KvMode, PromptReading, SketchKind
@@ -303,8 +304,7 @@ def set_observe(handle: Handle, observe: bool, prompts: bool) -> None:
     _check(lib.edgekv_set_observe(handle, observe, prompts))
 
 
-@dataclass(frozen=True)
-class ContextLimits:
+class ContextLimits(Struct, frozen=True):
     """The limits that a context was made with, in tokens."""
 
     n_ctx_seq: int

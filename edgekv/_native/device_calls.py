@@ -1,7 +1,8 @@
 """Devices, their rates, and the place of a context's data plane, as plain values."""
 
-from dataclasses import asdict, dataclass
 from typing import NamedTuple
+
+from msgspec import Struct, structs
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import _DEVICES, Handle, _check
@@ -17,8 +18,7 @@ def _address(pointer) -> int:
 # ---- devices --------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DeviceInfo:
+class DeviceInfo(Struct, frozen=True):
     """One device of this machine."""
 
     kind: DeviceKind
@@ -52,8 +52,7 @@ def info(kind: DeviceKind, index: int = 0) -> DeviceInfo:
                       out.total_bytes, out.free_bytes, bool(out.usable), ffi.string(out.problem).decode(), bool(out.has_display))
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """Measured rates of a device, in bytes per second."""
 
     link_copy: float
@@ -80,8 +79,7 @@ def rates(kind: DeviceKind, index: int = 0, host_bytes: int = 0) -> Rates:
     return Rates(out.link_copy, out.link_gather, out.link_rows, out.link_pageable, out.vram, out.dram, out.launch_us)
 
 
-@dataclass(frozen=True)
-class KernelCase:
+class KernelCase(Struct, frozen=True):
     """Heads, tokens that attend (16 at most), cells, and types of K and V (`enum ggml_type`)."""
 
     head_dim: int
@@ -112,7 +110,7 @@ def try_kernel(kind: DeviceKind, index: int, kernel: str, case: KernelCase) -> K
     """Run one of `KERNELS` three times on random inputs and compare it with the reference of the processor's kernels. Raises ConfigError for heads
     that no kernel serves, NativeError where a launch failed."""
     out = ffi.new("edgekv_kernel_result *")
-    _check(lib.edgekv_try_kernel(_DEVICES[kind], index, KERNELS[kernel], ffi.new("edgekv_kernel_case *", asdict(case)), out))
+    _check(lib.edgekv_try_kernel(_DEVICES[kind], index, KERNELS[kernel], ffi.new("edgekv_kernel_case *", structs.asdict(case)), out))
     return KernelResult(out.error, bool(out.same), bool(out.inside))
 
 
@@ -124,8 +122,7 @@ def sources() -> str:
 # ---- the plane of a context -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Plane:
+class Plane(Struct, frozen=True):
     """The device of a context's data plane. Addresses are the device's: of an emulated one, host memory."""
 
     kind: DeviceKind

@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from edgekv import _native
 from edgekv.common.errors import ConfigError
@@ -11,8 +12,7 @@ from edgekv.common.errors import ConfigError
 log = logging.getLogger("edgekv")
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Struct, frozen=True):
     """The tokens of a model."""
 
     address: int

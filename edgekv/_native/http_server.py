@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from edgekv import _native
 from edgekv.common.enums import MissReason
@@ -84,8 +85,7 @@ def has_ui() -> bool:
 # ---- limits and waits --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Pacing:
+class Pacing(Struct, frozen=True):
     """Seconds that answers wait, and requests that were refused, since the server started."""
 
     max_gap_s: float
@@ -105,8 +105,7 @@ class Pacing:
     """Slots at work when the newest batch began."""
 
 
-@dataclass(frozen=True)
-class Waits:
+class Waits(Struct, frozen=True):
     """A histogram of waits: their number by duration."""
 
     bounds: tuple[float, ...]
@@ -199,8 +198,7 @@ def waits() -> tuple[Waits, Waits, Waits]:
     return of(lib.EDGEKV_WAIT_QUEUE), of(lib.EDGEKV_WAIT_FIRST_TOKEN), of(lib.EDGEKV_WAIT_NEXT_TOKEN)
 
 
-@dataclass(frozen=True)
-class PrefixCounts:
+class PrefixCounts(Struct, frozen=True):
     """Tokens of prompts since the server started, but for each prompt's last, which is always computed."""
 
     queries: int
@@ -219,8 +217,7 @@ def prefix_counts() -> PrefixCounts:
     return PrefixCounts(found.queries, dict(zip(TIERS, found.hits, strict=True)), dict(zip(MissReason, found.misses[1 : 1 + len(MissReason)])))
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """What a request does in its slot: when its prompt begins, and when it has ended."""
 
     slot: int

@@ -1,10 +1,10 @@
 """What a context observes, holds and stores, as NumPy arrays over native memory."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import GGML_TYPES, Handle, _check, _type_name
@@ -25,8 +25,7 @@ def _view(pointer, dtype, shape: tuple[int, ...], strides: tuple[int, ...] | Non
     return view
 
 
-@dataclass(frozen=True)
-class RunSums:
+class RunSums(Struct, frozen=True):
     """The sums of native code since the last run of the policy ended: counts of ubatches and tokens, and pages that changed."""
 
     mass_max: np.ndarray
@@ -76,8 +75,7 @@ def run_so_far(handle: Handle) -> RunSums:
     return RunReader(handle).read()
 
 
-@dataclass(frozen=True)
-class NativeCells:
+class NativeCells(Struct, frozen=True):
     n_cells: int
     n_stream: int
     n_used: int

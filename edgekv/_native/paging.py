@@ -1,9 +1,9 @@
 """Selection, pins and the arrays by page of a context through cffi."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, selection
@@ -16,8 +16,7 @@ SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n
 """One edgekv_selected: sums since the context was attached, of one KV head."""
 
 
-@dataclass(frozen=True)
-class PageArrays:
+class PageArrays(Struct, frozen=True):
     """Arrays live until the context is freed."""
 
     shape: tuple[int, int, int]

@@ -2,10 +2,10 @@
 two decodes, as `edgekv_server.h` says of the functions of the same names. An exception is logged, and counts as nothing found and nothing kept."""
 
 import logging
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv import _native
 from edgekv.common.enums import MissReason
@@ -14,8 +14,7 @@ from edgekv.prefix_cache.results import Miss
 log = logging.getLogger("edgekv")
 
 
-@dataclass(frozen=True)
-class Medium:
+class Medium(Struct, frozen=True):
     """An image or a sound in a prompt; embeddings replace its tokens."""
 
     first: int
@@ -26,8 +25,7 @@ class Medium:
     """Digests of its file and of the input of its projector."""
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """A prompt's first tokens stay for a time, because its request asks for it."""
 
     n: int
@@ -36,8 +34,7 @@ class Mark:
     """Seconds."""
 
 
-@dataclass(frozen=True)
-class SequenceTokens:
+class SequenceTokens(Struct, frozen=True):
     """Tokens of a sequence of the server: a prompt that begins, or tokens that were computed."""
 
     address: int
@@ -61,8 +58,7 @@ class SequenceTokens:
     """The request forbids places below RAM."""
 
 
-@dataclass
-class CachedTokens:
+class CachedTokens(Struct):
     """edgekv_cached_tokens, as far as `load` and `release` count them: tokens that were put into a sequence, by the place that kept them."""
 
     slot: int | None = None
@@ -85,8 +81,7 @@ class CachedTokens:
         return self.ram + self.disk + self.remote
 
 
-@dataclass(frozen=True)
-class GoneExchanges:
+class GoneExchanges(Struct, frozen=True):
     """The exchanges of a conversation that left its context."""
 
     tokens: np.ndarray

@@ -1,14 +1,13 @@
 """Bytes of what a context will take, asked of the library before there is one."""
 
-from dataclasses import dataclass
+from msgspec import Struct, structs
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import _MODES, SKETCHES
 from edgekv.common.enums import KvMode, SketchKind
 
 
-@dataclass(frozen=True)
-class LayerSize:
+class LayerSize(Struct, frozen=True):
     """A layer that EdgeKV attends on the host. Its heads have a size that a kernel serves."""
 
     mode: KvMode
@@ -27,8 +26,7 @@ class LayerSize:
     n_threads: int
 
 
-@dataclass(frozen=True)
-class PagesSize:
+class PagesSize(Struct, frozen=True):
     """The pages of a context on the host."""
 
     n_layers: int
@@ -44,7 +42,7 @@ class PagesSize:
 
 def table_bytes(pages: PagesSize) -> int:
     """Bytes of the page table, priorities, attention mass, and data about cells and pins: the same in every mode."""
-    return lib.edgekv_table_bytes(ffi.new("edgekv_pages_size *", vars(pages)))
+    return lib.edgekv_table_bytes(ffi.new("edgekv_pages_size *", structs.asdict(pages)))
 
 
 def kept_cells(n_cells: int, keep_tokens: int, by_layer: bool, n_trained: int) -> int:
@@ -73,8 +71,7 @@ def slot_bytes(row_bytes: int, page_tokens: int) -> int:
     return lib.edgekv_slot_bytes(row_bytes, page_tokens)
 
 
-@dataclass(frozen=True)
-class DeviceHeads:
+class DeviceHeads(Struct, frozen=True):
     """A layer that EdgeKV attends on a device, with K and V in f16, q8_0 or q4_0."""
 
     n_head: int
@@ -85,8 +82,7 @@ class DeviceHeads:
     v_row_bytes: int
 
 
-@dataclass(frozen=True)
-class DeviceSize:
+class DeviceSize(Struct, frozen=True):
     """A context on a device, which need not exist."""
 
     mode: KvMode
@@ -110,8 +106,7 @@ class DeviceSize:
     layers: tuple[DeviceHeads, ...]
 
 
-@dataclass(frozen=True)
-class DeviceBytes:
+class DeviceBytes(Struct, frozen=True):
     """The bytes that a context takes of a device's memory."""
 
     budget: int
@@ -132,8 +127,8 @@ class DeviceBytes:
 
 
 def device_bytes(size: DeviceSize) -> DeviceBytes:
-    layers = ffi.new("edgekv_device_heads[]", [vars(layer) for layer in size.layers])
-    of = vars(size) | {"mode": _MODES[size.mode], "sketch": SKETCHES[size.sketch], "n_layers": len(size.layers), "layers": layers}
+    layers = ffi.new("edgekv_device_heads[]", [structs.asdict(layer) for layer in size.layers])
+    of = structs.asdict(size) | {"mode": _MODES[size.mode], "sketch": SKETCHES[size.sketch], "n_layers": len(size.layers), "layers": layers}
     out = ffi.new("edgekv_device_bytes *")
     lib.edgekv_get_device_bytes(ffi.new("edgekv_device_size *", of), out)
     return DeviceBytes(out.budget, out.sketches, out.tables, out.scratch, out.staging, out.ring, out.arena, out.n_staged, out.n_slots)
@@ -150,4 +145,4 @@ def device_margin(total_bytes: int, has_display: bool) -> int:
 
 
 def _native(layer: LayerSize):
-    return ffi.new("edgekv_layer_size *", vars(layer) | {"mode": _MODES[layer.mode], "sketch": SKETCHES[layer.sketch]})
+    return ffi.new("edgekv_layer_size *", structs.asdict(layer) | {"mode": _MODES[layer.mode], "sketch": SKETCHES[layer.sketch]})

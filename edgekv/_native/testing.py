@@ -1,6 +1,6 @@
 """Functions for tests: edgekv_testing.h through cffi."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle
@@ -34,8 +34,7 @@ def leave_whole_layers(handle: Handle) -> None:
     lib.edgekv_leave_whole_layers(handle)
 
 
-@dataclass(frozen=True)
-class NativeCheck:
+class NativeCheck(Struct, frozen=True):
     n_groups_wrong: int
     n_groups: int
     n_slots_wrong: int

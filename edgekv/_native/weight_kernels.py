@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import platformdirs
+from msgspec import Struct
 
 from edgekv._native import kept_choice
 from edgekv._native._core import ffi, lib
@@ -39,8 +39,7 @@ _lock = threading.Lock()
 _chosen: dict[str, str] = {}  # of this process
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """Weights that our kernels multiply."""
 
     name: str

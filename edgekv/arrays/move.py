@@ -1,8 +1,7 @@
 """Gather: pages from home into slots. The specification of edgekv_gather_pages in move_pages.cuh."""
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 _FIELDS = ("k", "v", "k_stride_stream", "k_stride_cell", "k_stride_head", "v_stride_stream", "v_stride_cell", "v_stride_head",
                "k_row_bytes", "v_row_bytes", "v_offset", "n_heads")
@@ -13,8 +12,7 @@ MOVE = np.dtype([("layer", np.int32), ("head", np.int32), ("page", np.int32), ("
 """One edgekv_move."""
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(Struct, frozen=True):
     """The places of a context's pages, as device addresses."""
 
     layers: int

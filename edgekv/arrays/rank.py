@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv.arrays.topk import largest, listed_largest, smallest
 from edgekv.pages.residency import Residency, State, pins_of
 
 
-@dataclass(frozen=True)
-class Top:
+class Top(Struct, frozen=True):
     """Pages and their values."""
 
     ids: np.ndarray
@@ -105,8 +105,7 @@ class HostRanking:
         return self
 
 
-@dataclass(frozen=True)
-class ListedRanking:
+class ListedRanking(Struct, frozen=True):
     """A ranking from a device's lists of the best and the worst pages, each in any order. They may be some runs old."""
 
     best: Top

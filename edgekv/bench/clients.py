@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import numpy as np
+from msgspec import Struct, field
 
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.measure import interrupts
@@ -26,8 +26,7 @@ _LOOK_S = 0.2
 """From one look for a signal to the next."""
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(Struct, frozen=True):
     """The requests of the clients of one turn."""
 
     n_clients: int = 4
@@ -41,8 +40,7 @@ class Load:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
 
 
-@dataclass
-class Answered:
+class Answered(Struct):
     """One client's times, in seconds of the same clock."""
 
     asked: float
@@ -55,8 +53,7 @@ class Answered:
         return np.diff(self.arrivals)
 
 
-@dataclass(frozen=True)
-class LoadPart:
+class LoadPart(Struct, frozen=True):
     """The times of all clients in a part of a turn."""
 
     answers: tuple[Answered, ...]

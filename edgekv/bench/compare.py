@@ -9,10 +9,11 @@ bootstrap of the usual three to five samples would be much too narrow. With one 
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from statistics import fmean, stdev
 from typing import Any
+
+from msgspec import Struct, field
 
 from edgekv.common.enums import STOCK_KERNELS
 from edgekv.common.errors import ConfigError
@@ -38,8 +39,7 @@ _MACHINE = {"processor": ("cpu_info", "cpu"), "family": ("family",), "cores": ("
 """Facts of a machine, by the keys of a row."""
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """The speed of a test on one side, in tokens/s."""
 
     settings: dict[str, Any]
@@ -54,8 +54,7 @@ class Measured:
     """The row's known facts by the keys of _MACHINE."""
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Struct, frozen=True):
     a: Measured
     b: Measured
 
@@ -99,8 +98,7 @@ class Pair:
                 "ratio": self.ratio, "ratio_low": low, "ratio_high": high, "verdict": self.verdict}
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     pairs: list[Pair]
     only_a: list[Measured]
     only_b: list[Measured]

@@ -1,11 +1,11 @@
 """The fields of a benchmark's row beyond llama-bench's. Each figure is a line here: its field, its formula, its column."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from edgekv.bench.modes import BenchMode
 from edgekv.bench.taken import Taken
@@ -14,8 +14,7 @@ from edgekv.common.enums import KvMode
 from edgekv.common.units import MIB, fixed, percent, signed_percent
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Struct, frozen=True):
     """The measurements of one mode in one test, and the measurements to compare with."""
 
     mode: BenchMode
@@ -120,8 +119,7 @@ def _disk_pages(found: Found) -> float | None:
     return float(np.median(found.taken.disk_pages)) if found.taken.disk_pages else None
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(Struct, frozen=True):
     key: str
     of: Callable[[Found], Any]
     """Its formula; None: the row lacks the figure."""

@@ -8,12 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from edgekv._native.prefix_callbacks import SequenceTokens
 from edgekv.bench.tally import divergence, log_softmax
@@ -43,8 +44,7 @@ _EXPIRES_S = 900
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class KeptBench:
+class KeptBench(Struct, frozen=True):
     """The request. A turn reads one of the texts; each place is measured with each codec. Raises ConfigError."""
 
     model: Path
@@ -81,8 +81,7 @@ class Way(NamedTuple):
         return f"{self.place}, {self.codec.value}"
 
 
-@dataclass
-class _Found:
+class _Found(Struct):
     """Of each turn."""
 
     bytes_a_token: list[float] = field(default_factory=list)

@@ -4,9 +4,12 @@ A mode is a registered name, or a name with further changes, such as `sparse:sam
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv import policies
 from edgekv.common.enums import FULL, STOCK, STOCK_KERNELS, KvMode, PromptReading, SketchKind
@@ -18,8 +21,7 @@ from edgekv.config.assignments import assigned, split_at
 from edgekv.tiering.prefetch import PREFETCHERS
 
 
-@dataclass(frozen=True)
-class BenchMode:
+class BenchMode(Struct, frozen=True):
     """Changes to the KV options of the context."""
 
     changes: Mapping[str, Any]

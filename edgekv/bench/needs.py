@@ -1,7 +1,8 @@
 """The memory that contexts need, estimated before loading, to know which depths fit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from edgekv.common.enums import KvMode
 from edgekv.common.units import size
@@ -14,8 +15,7 @@ from edgekv.planning.home import check_space, hot_rows_bytes
 _F32 = 4
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(Struct, frozen=True):
     """The bytes that contexts of one model need, and the free bytes. A context has a multiple of 256 tokens."""
 
     model: ModelFile

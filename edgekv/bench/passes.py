@@ -8,10 +8,11 @@ the same attention. The mode's own first step is not timed, because a change of 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from edgekv.bench.disk_reads import DiskReads
 from edgekv.bench.modes import BenchMode
@@ -43,8 +44,7 @@ _WARMUP_SHARE = 8
 """Generated tokens per token of warm-up, in which a policy sees attention."""
 
 
-@dataclass(frozen=True)
-class Caches:
+class Caches(Struct, frozen=True):
     """The type and page size of a context's K and V."""
 
     type_k: CacheType = CacheType.F16
@@ -84,8 +84,7 @@ def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence
     runtime.configure(options)
 
 
-@dataclass
-class Pass:
+class Pass(Struct):
     """A mode's pass: logits of every step [n_vocab], and seconds and counters of the timed steps (all but the first)."""
 
     logits: list[np.ndarray] = field(default_factory=list)

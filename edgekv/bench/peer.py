@@ -4,9 +4,10 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from edgekv.bench.request import BenchTest
 from edgekv.common.enums import CacheType
@@ -26,8 +27,7 @@ class PeerError(Exception):
     """The peer did not answer; the message goes into the row."""
 
 
-@dataclass(frozen=True)
-class PeerSetting:
+class PeerSetting(Struct, frozen=True):
     """The peer's command line without the test."""
 
     model: Path

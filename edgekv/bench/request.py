@@ -1,7 +1,8 @@
 """The request of `edgekv bench`: llama-bench's tests, at depths, in modes."""
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from edgekv.bench.modes import check_counts, check_turns, find_mode
 from edgekv.bench.text import Text
@@ -13,8 +14,7 @@ from edgekv.measure.filling import Fill
 _SPELLED = {"kv_dir": "--kv-dir", "mode": "--modes", "kv_budget": "--kv-budget"}
 
 
-@dataclass(frozen=True)
-class BenchTest:
+class BenchTest(Struct, frozen=True):
     """Reads a prompt of `n_prompt` tokens, or decodes `n_gen` tokens one by one, or does both in this order, after `depth` tokens."""
 
     n_prompt: int
@@ -46,8 +46,7 @@ class BenchTest:
         return bool(self.n_gen and not self.n_prompt)
 
 
-@dataclass(frozen=True)
-class BenchRequest:
+class BenchRequest(Struct, frozen=True):
     """Measures every model on every text, with every pair of cache types, batch, ubatch and number of threads, in each test, at each depth,
     in each mode. Raises ConfigError for an impossible request."""
 

@@ -10,12 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.bench.clients import Endpoint, Load, LoadPart, prompts_for
 from edgekv.common.enums import STOCK_KERNELS, KvMode
@@ -32,8 +32,7 @@ _READY = re.compile(r"^ +API +(http://\S+)/v1")
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class ServeBench:
+class ServeBench(Struct, frozen=True):
     """The request: some of SERVERS with one model, or the server at `url`."""
 
     model: Path | None

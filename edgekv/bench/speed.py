@@ -5,12 +5,13 @@ take turns. Stock is measured with and without flash attention, and the other mo
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv import _native
 from edgekv.bench import peer
@@ -73,8 +74,7 @@ def _by_layer(model: Path, n_bytes: int, n_threads: int, meter: Meter) -> CacheO
     return with_layer_types(model, KvOptions(kv_bytes=n_bytes), lambda what, done, total: meter.say(f"{what}: {done} of {total}"), n_threads).cache
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(Struct, frozen=True):
     file: ModelFile
     text: Text
     n_batch: int
@@ -82,8 +82,7 @@ class Setting:
     cache: CacheOptions
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(Struct, frozen=True):
     """A member takes turns with the others: a mode, with its arena's budget if one was requested."""
 
     name: str

@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from edgekv.bench.passes import Pass
 from edgekv.bench.request import BenchTest
 from edgekv.bench.tally import Tally
 
 
-@dataclass
-class Taken:
+class Taken(Struct):
     """All passes of a mode in a test."""
 
     test: BenchTest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -72,7 +71,7 @@ class Tally:
 
 def added(one: T, other: T, sign: int = 1) -> T:
     """The sum of two sets of counters; with sign -1 the difference."""
-    return type(one)(*(getattr(one, count.name) + sign * getattr(other, count.name) for count in fields(one)))
+    return type(one)(*(getattr(one, count) + sign * getattr(other, count) for count in one.__struct_fields__))
 
 
 def divergence(log_p: np.ndarray, log_q: np.ndarray) -> float:

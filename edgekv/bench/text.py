@@ -8,10 +8,11 @@ import doctest
 import pydoc_data.topics
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from edgekv.common.errors import ConfigError, ModelError
 from edgekv.common.registry import Registry
@@ -55,8 +56,7 @@ def check_beginnings(llama: Llama, tokens: Sequence[int], what: str, written: st
                          "use a model file with another tokenizer or chat template")
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(Struct, frozen=True):
     name: str
     content: str
 
@@ -67,8 +67,7 @@ class Text:
         return tokens
 
 
-@dataclass(frozen=True)
-class Dialogue(Text):
+class Dialogue(Text, frozen=True):
     """Many short turns, read in the model's chat template; a model without one reads `content`."""
 
     turns: tuple[tuple[str, str], ...]
@@ -174,8 +173,7 @@ def _paragraphs(texts: Iterator[str]) -> Iterator[str]:
                 yield "\n".join(line.rstrip() for line in lines)
 
 
-@dataclass(frozen=True)
-class _Documented:
+class _Documented(Struct, frozen=True, dict=True):
     """A name of the library and its docstring, for turns of a chat about it."""
 
     name: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+from msgspec import Struct
 
 
 class Kind(Enum):
@@ -16,8 +16,7 @@ class Kind(Enum):
     """Tokens are decoded one by one."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True):
     """The work of `n_tokens` tokens. `position`: tokens in the cache halfway through."""
 
     kind: Kind

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class LayerReport:
+class LayerReport(Struct, frozen=True):
     """One layer's attention."""
 
     il: int
@@ -32,8 +33,7 @@ class LayerReport:
         return self.hooked or self.whole
 
 
-@dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(Struct, frozen=True):
     """Bytes and cells of one context."""
 
     home_bytes: int
@@ -64,8 +64,7 @@ class MemoryReport:
         return self.observation_bytes + self.workspace_bytes + self.sketch_bytes + self.arena_bytes + self.table_bytes
 
 
-@dataclass(frozen=True)
-class SelectionReport:
+class SelectionReport(Struct, frozen=True):
     """What mode sparse read: sums over all layers, KV heads and query tokens since the context was attached. Tokens that attend everything, as
     in a short context or a prompt, do not count."""
 
@@ -91,7 +90,7 @@ class SelectionReport:
 
     def since(self, before: SelectionReport) -> SelectionReport:
         """The difference to an earlier report of the same context."""
-        return SelectionReport(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
+        return SelectionReport(*(getattr(self, name) - getattr(before, name) for name in self.__struct_fields__))
 
     @property
     def attended(self) -> float:
@@ -173,8 +172,7 @@ class AnswerReport:
         return {name: getattr(self, name) for name in ("n_reused", "n_prefilled", "n_generated", "attended", "error", "tokens_per_second")}
 
 
-@dataclass(frozen=True)
-class TierReport:
+class TierReport(Struct, frozen=True):
     """The places of pages, and the number of moves; a page belongs to one layer and KV head."""
 
     n_resident: int = 0

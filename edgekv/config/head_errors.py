@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 DEFAULT_RESOLUTION = 2000.0
 
@@ -25,8 +26,7 @@ Table = tuple[tuple[float, ...], ...]
 """[layer of the model][KV head]; a layer that is never sampled has no heads."""
 
 
-@dataclass(frozen=True)
-class HeadErrors:
+class HeadErrors(Struct, frozen=True):
     """Estimated relative errors of the heads' outputs: means over tokens and over the query heads of each KV head."""
 
     resolutions: tuple[float, ...]
@@ -64,8 +64,7 @@ class HeadErrors:
                 yield [table[il][head] for table in self.errors]
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(Struct, frozen=True):
     """The error of a head by its resolution: (logarithm of the resolution, of the error) of each corner, and the slopes of the parts."""
 
     x: tuple[float, ...]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from edgekv.common.enums import CacheType
 
@@ -18,8 +19,7 @@ NEAR_STOCK = 0
 NOISE_FACTOR = 2.0
 """Types that diverge more than so many times as far as stock's own kernels do deserve a warning."""
 
-@dataclass(frozen=True)
-class LayerTypes:
+class LayerTypes(Struct, frozen=True):
     """The types of K and of V by layer of the model, each FINE or COARSE."""
 
     k: tuple[CacheType, ...]
@@ -40,17 +40,16 @@ class LayerTypes:
         return f"K {FINE.value} in {k} of {len(self.k)} layers, V in {v}, else {COARSE.value}"
 
 
-@dataclass(frozen=True)
-class TypeErrors:
+class TypeErrors(Struct, frozen=True):
     """Mean divergences (KLD, nats a token) of a model's predictions from those with a cache in f16."""
 
     noise: float
     """Of stock llama.cpp with a cache in f16, from the same in mode exact: two correct kernels."""
     whole: Mapping[str, float]
     """By types of all layers, "q8_0/q4_0" for K and V."""
-    k: tuple[float, ...] = field(default=())
+    k: tuple[float, ...] = ()
     """By layer: K in COARSE there and FINE elsewhere, less the divergence of FINE everywhere; 0: none could be measured, or no K is kept."""
-    v: tuple[float, ...] = field(default=())
+    v: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         figures = (self.noise, *self.whole.values(), *self.k, *self.v)

@@ -1,10 +1,12 @@
 """The one table of settings: what `edgekv chat`, `serve` and `plan` take, as options, variables and keys of a file."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv.common.enums import CacheCodec, CacheType, Drafting, KvMode, PromptReading, SketchKind, Split, WhenFull
 from edgekv.common.errors import ConfigError
@@ -42,8 +44,7 @@ def check_renamed(given: Iterable[str], spelled: Callable[[str], str], where: st
             raise ConfigError(f"{where}{name} is now called {old[name]}")
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(Struct, frozen=True):
     """A number from `least` to `most`; None: no bound."""
 
     least: float = 0
@@ -53,8 +54,7 @@ class Number:
     """`least` itself is not allowed."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One setting, and where it is valid."""
 
     name: str

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import Struct
 
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import parse_bytes, parse_share, parse_tokens
@@ -17,8 +18,7 @@ _MOST_ERROR = 0.5
 _MOST_BUDGET = 1e9  # single precision cannot tell smaller shares from nothing
 
 
-@dataclass(frozen=True)
-class Attend:
+class Attend(Struct, frozen=True):
     """The amount that a token attends in mode sparse without sketches: `share` of the visible pages, or `tokens`."""
 
     share: float = 0.125
@@ -48,8 +48,7 @@ class Attend:
         return f"{self.tokens}" if self.tokens else f"{100 * self.share:g}%"
 
 
-@dataclass(frozen=True)
-class Keep:
+class Keep(Struct, frozen=True):
     """The bound of mode evict: tokens, or bytes of K and V together."""
 
     tokens: int = 4096

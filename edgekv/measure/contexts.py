@@ -3,9 +3,10 @@ from depth to depth, and closed at the end."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EdgeKVError, ModelError
@@ -95,8 +96,7 @@ def read(decoder: Decoder, tokens: Sequence[int], n_threads: int, n_batch: int =
         yield decoder.position
 
 
-@dataclass(frozen=True)
-class Opening:
+class Opening(Struct, frozen=True):
     """The way to open contexts. `tokens`: gives the first n tokens of the text for a model. `options`: further ones of `Llama`."""
 
     model: Path
@@ -115,8 +115,7 @@ class Opening:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class Contexts:
+class Contexts(Struct):
     """`first` serves all modes of EdgeKV and stock with flash attention, `second` stock without; `empty` are small ones beside them."""
 
     opening: Opening
@@ -132,7 +131,7 @@ class Contexts:
     """The reason if a wanted second context is missing."""
     lost: str | None = None
     """The reason if a wanted empty context is missing."""
-    _bank: Bank | None = field(default=None, init=False)
+    _bank: Bank | None = None
 
     def of(self, flash_attn: bool, empty: bool = False) -> Decoder | None:
         return self.empty.get(flash_attn) if empty else self.first if flash_attn else self.second

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.common.errors import EdgeKVError
 from edgekv.llama import Llama, windows_reach  # first: it puts llama_cpp on our libraries
@@ -26,8 +26,7 @@ _STATE_HEAD = 8
 _BESIDES_ROWS = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The cells of a context in host memory, as llama.cpp saves them."""
 
     position: int

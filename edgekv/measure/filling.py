@@ -6,13 +6,13 @@ A block of n tokens is what `edgekv.runtime.tokens` has: uint8, for each layer k
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from msgspec import Struct
 
 from edgekv.common.enums import CacheType
 from edgekv.common.errors import EdgeKVError
@@ -43,8 +43,7 @@ class Fill(str, Enum):
     """Made-up K and V: nothing is computed."""
 
 
-@dataclass(frozen=True)
-class TokenLayout:
+class TokenLayout(Struct, frozen=True):
     """The layout of a token in a context: bytes of its key and of its value in each layer."""
 
     k_bytes: tuple[int, ...]

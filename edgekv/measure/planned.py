@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import EdgeKVError
@@ -37,8 +39,7 @@ class Measuring:
         self.show, self.again = show, again
 
 
-@dataclass(frozen=True)
-class PlanQuestion:
+class PlanQuestion(Struct, frozen=True):
     """A person's wishes for a context. n_ctx None: as long as memory allows. n_threads None: `machine.default_threads`."""
 
     kv: KvOptions

@@ -1,12 +1,11 @@
 """One run, as policies, prefetchers and the page table see it."""
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """The tokens since the last run. Arrays are views, valid during the call."""
 
     mass_sum: np.ndarray

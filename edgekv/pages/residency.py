@@ -1,9 +1,9 @@
 """The states of pages, the reasons for them, and a read-only view of both for decisions."""
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.pages.shape import PageShape
 
@@ -42,8 +42,7 @@ class Reason(IntEnum):
     ROOM = 10, "there was room for it"
 
 
-@dataclass(frozen=True)
-class Residency:
+class Residency(Struct, frozen=True):
     """A read-only view of a page table. It changes with the table: get a new one for each decision."""
 
     shape: PageShape

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from edgekv.common.enums import KvMode
 from edgekv.common.units import MIB
@@ -27,8 +28,7 @@ NATIVE_BYTES = 32 * MIB
 """Bytes of libraries, vocabulary and Python, which no part contains."""
 
 
-@dataclass(frozen=True)
-class MemoryPart:
+class MemoryPart(Struct, frozen=True):
     """Bytes of one purpose in one place: HOST, DISK, the name of a device, or the folder of a KV home."""
 
     name: str
@@ -38,8 +38,7 @@ class MemoryPart:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Slots:
+class Slots(Struct, frozen=True):
     """Simultaneous conversations, each with its own context. unified: they share one cache, as large as all together."""
 
     n: int = 1
@@ -51,8 +50,7 @@ class Slots:
         return (1, self.n) if self.unified else (self.n, 1)
 
 
-@dataclass(frozen=True)
-class ContextRequest:
+class ContextRequest(Struct, frozen=True):
     """The wanted context, and the memory for it. n_ctx: tokens of each slot; None: as many as memory allows."""
 
     model: ModelFile

@@ -1,8 +1,9 @@
 """Free host memory: the machine's, or less if a control group of this process has a limit."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 MEMORY = Path("/proc/meminfo")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -24,8 +25,7 @@ def _machines() -> int:
     return psutil.virtual_memory().available
 
 
-@dataclass(frozen=True)
-class _Files:
+class _Files(Struct, frozen=True):
     """The files of one version of control groups."""
 
     root: Path

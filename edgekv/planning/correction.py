@@ -1,7 +1,8 @@
 """Corrects this machine's kept rates by the speed of a loaded model."""
 
 import logging
-from dataclasses import fields, replace
+
+from msgspec.structs import replace
 
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
@@ -28,7 +29,7 @@ def correct(kept: KeptRates, model: ModelFile, kv: KvOptions, mode: KvMode, dept
     kept.keep("step", StepRates(rates.step.token / times, rates.step.layer / times))
     kept.keep(f"attention {attention_shape(model.geometry, kv).name}", _faster(rates.attention, times))
     for kind, of in rates.weights.items():
-        kept.keep(f"weights {kind} {matrix_shape(model).name}", WeightRates(*(getattr(of, each.name) * times for each in fields(of))))
+        kept.keep(f"weights {kind} {matrix_shape(model).name}", WeightRates(*(getattr(of, name) * times for name in of.__struct_fields__)))
     log.info("a token takes %.2g s and not %.2g s: the rates that `edgekv plan` keeps of this machine were too low, and are corrected",
              seconds, seconds * times)
     return times
@@ -36,6 +37,6 @@ def correct(kept: KeptRates, model: ModelFile, kv: KvOptions, mode: KvMode, dept
 
 def _faster(rates: AttentionRates, times: float) -> AttentionRates:
     """Rates in seconds, divided by `times`."""
-    kernels = {name: KernelRates(*(getattr(of, each.name) / times for each in fields(of)))
+    kernels = {name: KernelRates(*(getattr(of, each) / times for each in of.__struct_fields__))
                for name, of in (("exact", rates.exact), ("flash", rates.flash), ("plain", rates.plain))}
     return replace(rates, **kernels, row=rates.row / times, scan=rates.scan / times)

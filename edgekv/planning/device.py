@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
+from msgspec import to_builtins
 
 import edgekv
 from edgekv.common import json_file
@@ -52,7 +52,7 @@ def calibrate(kind: DeviceKind, index: int = 0, again: bool = False, available: 
     if cached.get("key") == key and (rates := _rates(native, cached.get("rates"))) is not None:
         return rates
     rates = native.rates(kind, index, int(HOST_SHARE * available))
-    _write(_name(kind, index), {"key": key, "rates": asdict(rates)})
+    _write(_name(kind, index), {"key": key, "rates": to_builtins(rates)})
     return rates
 
 

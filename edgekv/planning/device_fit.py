@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv.common.enums import CacheType, KvMode
 from edgekv.common.errors import DoesNotFit
@@ -45,8 +47,7 @@ LEAST_HOT_TOKENS = 768
 """Least tokens in the arena of an automatic context: about as many as a head reads."""
 
 
-@dataclass(frozen=True)
-class DeviceRoom:
+class DeviceRoom(Struct, frozen=True):
     """The memory of a device before a model is loaded, in bytes."""
 
     name: str
@@ -63,8 +64,7 @@ class DeviceRoom:
         return replace(self, free=max(0, self.free - n_bytes))
 
 
-@dataclass(frozen=True)
-class DevicePlan:
+class DevicePlan(Struct, frozen=True):
     """Estimated bytes of a context in a device's memory, before anything is loaded."""
 
     n_ctx: int

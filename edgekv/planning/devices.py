@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, CudaUnavailable, ModelError, NativeError
@@ -29,8 +31,7 @@ _PLANE = "libedgekv-cuda"
 _LIBRARIES = ("libggml-cuda.so", "libedgekv-cuda.so")
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """The place of a context's model and attention: the one decision, which everything else follows. A model with layers on the processor attends
     there in any case."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
@@ -27,8 +28,7 @@ PAGE_BYTES = {KvMode.EXACT: 7, KvMode.SPARSE: 31, KvMode.EVICT: 31}
 and data about a slot."""
 
 
-@dataclass(frozen=True)
-class KvBytes:
+class KvBytes(Struct, frozen=True):
     """Bytes of the KV cache: home for every layer, the rest for the layers that modes sparse and evict serve."""
 
     home: int
@@ -48,8 +48,7 @@ class KvBytes:
         return self.fixed + self.arena
 
 
-@dataclass(frozen=True)
-class ContextChoice:
+class ContextChoice(Struct, frozen=True):
     """The context of one sequence in tokens, the KV bytes of all sequences, and a note if it is not the requested context."""
 
     n_ctx: int

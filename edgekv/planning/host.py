@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import platformdirs
+from msgspec import Meta, Struct
 
 import edgekv
 from edgekv.common import json_file
@@ -19,6 +20,9 @@ from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.models.traffic import traffic
 
 T = TypeVar("T")
+
+Rate = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+"""Bytes or weights a second, or seconds."""
 
 _LARGEST_GROUP = 16
 _MEASURED = (64, 80, 96, 112, 128, 192, 256)
@@ -36,17 +40,16 @@ def memory_gain(n_threads: int) -> float:
     return n_threads**0.75
 
 
-@dataclass(frozen=True)
-class WeightRates:
+class WeightRates(Struct, frozen=True, forbid_unknown_fields=True):
     """The rates of one ggml type of weights."""
 
-    decode_stock: float
+    decode_stock: Rate
     """Decoding one token with ggml: bytes of weights a second."""
-    decode_exact: float
+    decode_exact: Rate
     """The same in EdgeKV's modes, which have their own kernels for some types."""
-    prompt_stock: float
+    prompt_stock: Rate
     """Reading a prompt with ggml: weights a second, times the tokens of the batch."""
-    prompt_exact: float
+    prompt_exact: Rate
     """The same in EdgeKV's modes."""
 
     def spread(self, n_threads: int) -> WeightRates:
@@ -55,29 +58,27 @@ class WeightRates:
         return WeightRates(self.decode_stock * gain, self.decode_exact * gain, self.prompt_stock * n_threads, self.prompt_exact * n_threads)
 
 
-@dataclass(frozen=True)
-class StepRates:
+class StepRates(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of a step that computes next to nothing: threads wait for each other, and a graph is built."""
 
-    token: float
+    token: Rate
     """Besides the layers."""
-    layer: float
+    layer: Rate
     """A layer of next to no weights and next to nothing in its cache."""
 
 
-@dataclass(frozen=True)
-class KernelRates:
+class KernelRates(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of a kernel that attends every cell."""
 
-    layer: float
+    layer: Rate
     """A layer with nothing in its cache and next to no weights."""
-    near: float
+    near: Rate
     """One more cell for a decoded token, for one KV head and its query heads, up to NEAR cells of a layer."""
-    middle: float
+    middle: Rate
     """The same from NEAR to MIDDLE: a layer's K and V no longer fit into a core's cache."""
-    far: float
+    far: Rate
     """The same beyond MIDDLE: nor do the addresses of its pages."""
-    prompt: float
+    prompt: Rate
     """One more cell for one prompt token, for such a head."""
 
     def spread(self, n_threads: int) -> KernelRates:
@@ -90,8 +91,7 @@ class KernelRates:
         return self.near * min(n, NEAR) + self.middle * max(0, min(n, MIDDLE) - NEAR) + self.far * max(0, n - MIDDLE)
 
 
-@dataclass(frozen=True)
-class AttentionRates:
+class AttentionRates(Struct, frozen=True, forbid_unknown_fields=True):
     """The rates of one shape of attention. row and scan: seconds for one KV head and its query heads."""
 
     exact: KernelRates
@@ -99,9 +99,9 @@ class AttentionRates:
     """Stock's, with flash attention."""
     plain: KernelRates
     """Stock's, without; if it cannot run, the same as `flash`."""
-    row: float
+    row: Rate
     """Mode sparse: reading one more row."""
-    scan: float
+    scan: Rate
     """Mode sparse: scanning one more cell's sketch."""
 
     def spread(self, n_threads: int) -> AttentionRates:
@@ -111,8 +111,7 @@ class AttentionRates:
                               self.scan / gain)
 
 
-@dataclass(frozen=True)
-class AttentionShape:
+class AttentionShape(Struct, frozen=True):
     """The key of attention's rates: all that they depend on."""
 
     head_dim: int
@@ -128,8 +127,7 @@ class AttentionShape:
         return f"{self.head_dim}x{self.group}x{self.n_head_kv} {self.type_k}/{self.type_v}"
 
 
-@dataclass(frozen=True)
-class MatrixShape:
+class MatrixShape(Struct, frozen=True):
     """The sizes that the rates of weights depend on besides the type, because a product starts again for each row."""
 
     n_embd: int
@@ -145,8 +143,7 @@ _LONGEST = MatrixShape(2048, 8192)
 """A byte of longer rows takes no longer."""
 
 
-@dataclass(frozen=True)
-class HostRates:
+class HostRates(Struct, frozen=True, forbid_unknown_fields=True):
     """All rates for one model, on this processor with n_threads."""
 
     n_threads: int
@@ -168,7 +165,7 @@ class KeptRates:
         self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {edgekv.__version__}; quiet"
 
     def read(self) -> float | None:
-        return _rate(self._mine().get("read"))
+        return _made(Rate, self._mine().get("read"))
 
     def step(self) -> StepRates | None:
         return _made(StepRates, self._mine().get("step"))
@@ -182,7 +179,7 @@ class KeptRates:
     def keep(self, name: str, value: Any) -> None:
         """name: "read", "step", "weights TYPE MATRICES" or "attention SHAPE"; value: a number or rates."""
         everything = self._all()
-        everything.setdefault(self._machine, {})[name] = value if isinstance(value, float) else asdict(value)
+        everything.setdefault(self._machine, {})[name] = value if isinstance(value, float) else msgspec.to_builtins(value)
         try:
             json_file.replace(self.path, everything)
         except OSError as error:
@@ -238,12 +235,7 @@ def measured_types(model: ModelFile) -> list[str]:
 
 def _made(kind: type[T], stored: Any) -> T | None:
     """None for values that no measurement gives: somebody edited the file, or another version wrote it."""
-    hints: dict[str, type[Any]] = get_type_hints(kind)
-    if not isinstance(stored, dict) or set(stored) != set(hints):
+    try:
+        return msgspec.convert(stored, kind)
+    except msgspec.ValidationError:
         return None
-    values = {name: _made(hint, stored[name]) if is_dataclass(hint) else _rate(stored[name]) for name, hint in hints.items()}
-    return None if None in values.values() else kind(**values)
-
-
-def _rate(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) and value > 0 else None

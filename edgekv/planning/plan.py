@@ -4,9 +4,11 @@ the model's header, this machine's free memory and its measured rates."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import DoesNotFit
@@ -42,8 +44,7 @@ _NOTHING = 1.1
 _MODES = (KvMode.OFF, KvMode.EXACT, KvMode.SPARSE)
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """The longest contexts of a mode on this machine."""
 
     mode: str
@@ -53,8 +54,7 @@ class Limit:
     """The estimated depth at which decoding falls below LEAST_TOKENS_PER_S; None: not within LONGEST tokens, or unknown."""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Everything that `edgekv plan` says, in bytes, tokens and tokens/s."""
 
     model: str

@@ -3,8 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
@@ -33,8 +34,7 @@ def rows_read(depth: int, resolution: float) -> int:
     return min(depth, round(rows))
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(Struct, frozen=True):
     """Estimated tokens a second of a single sequence at a depth; None: unknown."""
 
     mode: str
@@ -43,8 +43,7 @@ class Speed:
     prompt: float | None
 
 
-@dataclass(frozen=True)
-class _Layer:
+class _Layer(Struct, frozen=True):
     """The properties on which a layer's time depends."""
 
     n_head_kv: int

@@ -1,13 +1,12 @@
 """The layers that EdgeKV's attention serves, and the reasons for the others, on the processor."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from edgekv.models.geometry import Geometry
 from edgekv.planning.fit import sparse_layers, whole_layers
 
 
-@dataclass(frozen=True)
-class LayerService:
+class LayerService(Struct, frozen=True):
     il: int
     served: bool
     """Whether mode sparse serves it."""

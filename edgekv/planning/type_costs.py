@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from edgekv.config import CacheOptions, TypeErrors
 from edgekv.config.layer_types import NOISE_FACTOR
@@ -10,8 +10,7 @@ from edgekv.models.geometry import Geometry
 from edgekv.planning.type_choice import least_near
 
 
-@dataclass(frozen=True)
-class TypeCost:
+class TypeCost(Struct, frozen=True):
     """A sentence about the types of a cache. warns: they diverge more than NOISE_FACTOR times as far as stock's own kernels."""
 
     text: str

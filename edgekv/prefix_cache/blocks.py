@@ -7,6 +7,8 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 if TYPE_CHECKING:  # a plan needs the sizes, and no array
     import numpy as np
 
@@ -105,8 +107,7 @@ class Link:
         return asked.rounded or not self.rounded
 
 
-@dataclass(frozen=True, eq=False)
-class Block:
+class Block(Struct, frozen=True, eq=False):
     """Rows of K and V for the tokens of a link, or the snapshot after them. A block never changes."""
 
     link: Link

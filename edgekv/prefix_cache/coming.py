@@ -6,10 +6,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Link, most_in_flight
 from edgekv.prefix_cache.files import first_bytes, open_file
@@ -94,8 +94,7 @@ class ComingBlock:
         return Block(self.link, self.tokens, payload)
 
 
-@dataclass(frozen=True)
-class BlockReader:
+class BlockReader(Struct, frozen=True):
     """Reads rows of a file whose header was verified. `rate`: of the place."""
 
     path: Path

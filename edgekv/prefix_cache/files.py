@@ -15,11 +15,11 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.prefix_cache.blocks import KEY_BYTES, Link, Reading
 from edgekv.prefix_cache.format import BlockHeader, Refused, decode_header, header_bytes
@@ -33,8 +33,7 @@ _FIRST_READ = 8192
 _OF_ONE_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE}
 
 
-@dataclass(frozen=True)
-class BlockFile:
+class BlockFile(Struct, frozen=True):
     """A file with a block's name, not yet opened."""
 
     path: Path

@@ -5,9 +5,9 @@ import itertools
 import json
 import struct
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.prefix_cache import codec
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link, snapshot_link
@@ -32,8 +32,7 @@ class Refused(Exception):
         """Whether they were a block of this version; other bytes may mean something to others."""
 
 
-@dataclass(frozen=True, eq=False)
-class BlockHeader:
+class BlockHeader(Struct, frozen=True, eq=False):
     """The header before the rows."""
 
     link: Link

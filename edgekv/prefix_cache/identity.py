@@ -1,16 +1,15 @@
 """A model's identity: everything but the tokens that K and V depend on. It tells the stored rows that fit a model, and their size."""
 
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 ROOT_BYTES = 4
 """The beginning that the roots of all chains of an identity have in common."""
 
 
-@dataclass(frozen=True)
-class RowLayout:
+class RowLayout(Struct, frozen=True):
     """Bytes of one token's row in each layer: of K, and of V.
 
     The payload of a block of n tokens is, layer by layer, K rows uint8 [n, k_bytes[l]] and then V rows uint8 [n, v_bytes[l]],
@@ -40,8 +39,7 @@ class RowLayout:
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class SnapshotLayout:
+class SnapshotLayout(Struct, frozen=True):
     """A snapshot's payload, read as a block of one layer: so many bytes, whatever the number of its tokens."""
 
     n_bytes: int
@@ -57,8 +55,7 @@ class SnapshotLayout:
 PayloadLayout = RowLayout | SnapshotLayout
 
 
-@dataclass(frozen=True)
-class ModelIdentity:
+class ModelIdentity(Struct, frozen=True):
     """Rows of one identity are never used for another."""
 
     fingerprint: bytes

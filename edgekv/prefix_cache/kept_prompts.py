@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.prefix_cache.blocks import Link, Reading
@@ -18,8 +19,7 @@ from edgekv.prefix_cache.store import PrefixStore
 ID_DIGITS = 12
 
 
-@dataclass(frozen=True)
-class KeptPrompt:
+class KeptPrompt(Struct, frozen=True):
     """A chain, from its first block to one that nothing follows."""
 
     links: tuple[Link, ...]

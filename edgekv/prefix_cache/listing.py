@@ -4,8 +4,9 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.prefix_cache.blocks import Reading
@@ -18,8 +19,7 @@ ID_DIGITS = 12
 UNREADABLE = "(unreadable)"
 
 
-@dataclass(frozen=True)
-class Chain:
+class Chain(Struct, frozen=True):
     """The blocks of one conversation, from the first to one that nothing follows."""
 
     files: tuple[BlockFile, ...]
@@ -71,8 +71,7 @@ class Chain:
         return max(0, (time.time_ns() if now_ns is None else now_ns) - self.leaf.used_ns) / 1e9
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(Struct, frozen=True):
     """A block's file and its fault, if any."""
 
     file: BlockFile

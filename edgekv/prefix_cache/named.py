@@ -5,8 +5,9 @@ import json
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec import Struct, structs
 
 from edgekv.common.errors import ConfigError
 from edgekv.prefix_cache.files import BlockFile, temporary_name
@@ -16,8 +17,7 @@ _ASKED = "asked-"
 _KEY_DIGITS = 12
 
 
-@dataclass(frozen=True)
-class Pin:
+class Pin(Struct, frozen=True):
     """Every block on the chain to `key` stays."""
 
     name: str
@@ -46,7 +46,7 @@ def write_pin(folder: Path, pin: Pin) -> None:
     path = _path(folder, pin.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(temporary_name())
-    temporary.write_text(json.dumps({**asdict(pin), "root": pin.root.hex(), "key": pin.key.hex()}))
+    temporary.write_text(json.dumps({**structs.asdict(pin), "root": pin.root.hex(), "key": pin.key.hex()}))
     temporary.replace(path)
 
 

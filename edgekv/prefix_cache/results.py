@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import Block, Link, Reading
@@ -14,8 +15,7 @@ from edgekv.prefix_cache.coming import ComingBlock
 from edgekv.prefix_cache.held import HeldBlock
 
 
-@dataclass(frozen=True, eq=False)
-class BlockPiece:
+class BlockPiece(Struct, frozen=True, eq=False):
     """Rows of one block that continue what is in place."""
 
     first: int
@@ -56,8 +56,7 @@ class Miss(NamedTuple):
     at: int
 
 
-@dataclass(frozen=True)
-class NearMiss:
+class NearMiss(Struct, frozen=True):
     """A stored chain went on for `n_lost` (at least 256) tokens from the first token that differed."""
 
     position: int
@@ -71,8 +70,7 @@ class NearMiss:
     """After the difference both continue with the same tokens, so the difference is an insertion such as a date, and not a new question."""
 
 
-@dataclass(eq=False)
-class Holds:
+class Holds(Struct, eq=False):
     """Protects blocks from eviction until their rows are in place."""
 
     keys: list[bytes] = field(default_factory=list)
@@ -81,8 +79,7 @@ class Holds:
     """Room in RAM for blocks that will stay there."""
 
 
-@dataclass(frozen=True, eq=False)
-class KeptSnapshot:
+class KeptSnapshot(Struct, frozen=True, eq=False):
     """A sequence's data besides rows, after exactly `position` tokens."""
 
     position: int
@@ -104,8 +101,7 @@ class KeptSnapshot:
         return self.block.payload
 
 
-@dataclass(frozen=True)
-class PrefixHit:
+class PrefixHit(Struct, frozen=True):
     """The rows that a store has of a prompt's beginning."""
 
     pieces: tuple[BlockPiece, ...] = ()
@@ -180,8 +176,7 @@ class PrefixHit:
         return replace(self, pieces=tuple(rest) if follows else (), snapshot=self.snapshot if whole else None)
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(Struct, frozen=True):
     """Counts of tokens, each from the beginning of the conversation."""
 
     n_known: int = 0
@@ -194,8 +189,7 @@ class Saved:
     """The links of all kept blocks, from the root on."""
 
 
-@dataclass
-class PlaceStats:
+class PlaceStats(Struct):
     """Counts of one place since the store was opened; n_blocks and n_bytes as they are now, if the place knows them."""
 
     n_blocks: int = 0
@@ -210,8 +204,7 @@ class PlaceStats:
     """Times that the place could not be used: full, read-only, gone, unreachable, slow."""
 
 
-@dataclass
-class StoreStats:
+class StoreStats(Struct):
     """Counts since the store opened, and current bytes."""
 
     ram: PlaceStats = field(default_factory=PlaceStats)

@@ -1,10 +1,11 @@
 """Finds the stored chain that goes furthest along a sequence of tokens, and near misses."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, n_common
@@ -33,8 +34,7 @@ class Holder(Protocol):
     def open(self, links: Sequence[Link]) -> Sequence[Block | HeldBlock | ComingBlock | None]: ...
 
 
-@dataclass(frozen=True)
-class ChainStep:
+class ChainStep(Struct, frozen=True):
     """A block of the chain that was found: the first `n` of its tokens are those asked for."""
 
     link: Link
@@ -42,8 +42,7 @@ class ChainStep:
     holder: Holder
 
 
-@dataclass(frozen=True, eq=False)
-class Match:
+class Match(Struct, frozen=True, eq=False):
     """What the tiers say they have of a conversation; `PrefixStore.match_prefix` has the parameters. It holds nothing: some of it may be gone
     when it is loaded."""
 

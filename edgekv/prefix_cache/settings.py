@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 from edgekv.common.enums import CacheCodec
 from edgekv.common.units import GIB
 
@@ -27,8 +29,7 @@ class StoreSettings:
     """The form of rows below RAM."""
 
 
-@dataclass(frozen=True)
-class RecallSettings:
+class RecallSettings(Struct, frozen=True):
     """Where exchanges go that leave a full context: into the RAM of the prefix store, and into a folder of their own."""
 
     folder: Path | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, snapshot_link

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
+from msgspec import structs
 
 from edgekv.common.units import size
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link
@@ -392,9 +393,9 @@ class PrefixStore:
     def stats(self) -> StoreStats:
         """A copy; counts since the store was opened, bytes and blocks as they are now: in RAM those of all stores that share it."""
         with self._lock:
-            ram = dataclasses.replace(self._stats.ram, n_blocks=len(self._ram) - self._ram.n_in_slots, n_bytes=self._ram.n_bytes)
-            lower = {place.name: dataclasses.replace(place.stats) for place in self.places}
-            return dataclasses.replace(self._stats, ram=ram, disk=lower.get("disk", PlaceStats()), remote=lower.get("remote", PlaceStats()),
+            ram = structs.replace(self._stats.ram, n_blocks=len(self._ram) - self._ram.n_in_slots, n_bytes=self._ram.n_bytes)
+            lower = {place.name: structs.replace(place.stats) for place in self.places}
+            return structs.replace(self._stats, ram=ram, disk=lower.get("disk", PlaceStats()), remote=lower.get("remote", PlaceStats()),
                                        n_unwritten=len({key for writer in self._writers for key in writer.pending()}),
                                        in_flight_bytes=self.in_flight.n_bytes, n_in_slots=self._ram.n_in_slots, n_snapshots=self._ram.n_snapshots,
                                        snapshot_bytes=self._ram.snapshot_bytes)

@@ -4,8 +4,9 @@ of rows with their sketches, and the scan of sketches. What moves pages, samples
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import product
+
+from msgspec import to_builtins
 
 from edgekv._native import device_calls
 from edgekv._native.device_calls import KernelCase
@@ -46,7 +47,7 @@ def _judged(part: Part, kernel: str, heads: HeadShape) -> tuple[Outcome, str, di
         except ConfigError:
             continue  # rows in blocks need head sizes that are multiples of 32
         if outcome is not Outcome.RIGHT:
-            return outcome, f"K {type_k}, V {type_v}, {n_tokens} tokens, {n_cells} cells: {said}", {"kernel": kernel, "case": asdict(case)}
+            return outcome, f"K {type_k}, V {type_v}, {n_tokens} tokens, {n_cells} cells: {said}", {"kernel": kernel, "case": to_builtins(case)}
         worst, n = max(worst, error), n + 1
     return (Outcome.RIGHT, f"{n} cases, error {worst:.2g} of what is allowed", {}) if n else (Outcome.SKIPPED, "no kernel serves such heads", {})
 

@@ -4,8 +4,9 @@ what `edgekv plan` says for them."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from edgekv._native import device_calls
 from edgekv.common.enums import DeviceKind, KvMode
@@ -26,8 +27,7 @@ N_CTX = 32_768
 N_PROMPT = 2048
 
 
-@dataclass(frozen=True)
-class Meter:
+class Meter(Struct, frozen=True):
     """What was allocated on the card since `before`. Other programs count too."""
 
     before: device_calls.DeviceInfo

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from edgekv._native import core, device_calls, testing
 from edgekv.common.enums import DeviceKind, KvMode
@@ -43,8 +43,7 @@ Logits = dict[str, np.ndarray]
 """float32 [step, n_vocab] of each stage."""
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(Struct, frozen=True):
     """A case's contexts and what happens in them."""
 
     path: Path

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+
+from msgspec import to_builtins
 
 from edgekv.common.enums import DeviceKind
 from edgekv.planning.available import available_bytes
@@ -14,7 +15,7 @@ from edgekv.proof.steps import Outcome, Part, Told
 
 def run(part: Part) -> Iterator[Told]:
     kind = DeviceKind(part.kind)
-    rates = asdict(calibrate(kind, part.index, again=not part.quick, available=available_bytes()))
+    rates = to_builtins(calibrate(kind, part.index, again=not part.quick, available=available_bytes()))
     for name, value in rates.items():
         right = math.isfinite(value) and value > 0
         told = f"{value:.1f} us" if name == "launch_us" else f"{value / 1e9:.1f} GB/s"

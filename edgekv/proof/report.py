@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
 
 import edgekv
 from edgekv.common import json_file, machine
@@ -22,7 +23,7 @@ class Report:
 
     def __init__(self, path: Path, device: dict[str, Any], shape: HeadShape, steps: tuple[str, ...], quick: bool):
         self._path = path
-        self._content: dict[str, Any] = {"edgekv": edgekv.__version__, **machine.stamp(), "device": device, "heads": asdict(shape), "steps": steps,
+        self._content: dict[str, Any] = {"edgekv": edgekv.__version__, **machine.stamp(), "device": device, "heads": to_builtins(shape), "steps": steps,
                                         "quick": quick, "finished": False, "said": "", "parts": []}
         self._write()
 

@@ -11,8 +11,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from edgekv._native.device_calls import DeviceInfo
 from edgekv.common.enums import DeviceKind
@@ -55,7 +57,7 @@ def prove(device: DeviceInfo, model: Path | None, path: Path, steps: tuple[str, 
     """Run the steps, keep the report in `path` and the verdict for this card; returns rows and the sentence. begins: called with each part's name
     before it. The first case of the plane that fails runs again (`MENDS`)."""
     shape = head_shape(model)
-    report = Report(path, asdict(device) | {"kind": device.kind.value}, shape, steps, quick)
+    report = Report(path, to_builtins(device), shape, steps, quick)
     again = False
     for part in parts(steps, quick, device.kind.value, device.index, shape, str(model or "")):
         begins(part.title)
@@ -111,7 +113,7 @@ def run_part(part: Part, **variables: str) -> tuple[list[Row], float, str]:
         from_child, to_parent = os.pipe()
         with os.fdopen(from_child) as lines:
             try:
-                child = subprocess.Popen([sys.executable, "-m", "edgekv.proof.child", json.dumps(asdict(part)), str(to_parent)],
+                child = subprocess.Popen([sys.executable, "-m", "edgekv.proof.child", json.dumps(to_builtins(part)), str(to_parent)],
                                          pass_fds=(to_parent,), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | variables)
             finally:
                 os.close(to_parent)

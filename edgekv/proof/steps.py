@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypedDict
+
+from msgspec import Struct, field
 
 FACTS, RATES, KERNELS, PLANE, MEMORY, SPEED = STEPS = ("facts", "rates", "kernels", "plane", "memory", "speed")
 
@@ -40,8 +41,7 @@ class Row(TypedDict):
     replay: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class HeadShape:
+class HeadShape(Struct, frozen=True):
     """Heads of a layer with attention."""
 
     n_head: int = 8
@@ -49,8 +49,7 @@ class HeadShape:
     head_dim: int = 128
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True):
     """What one process does. limit: seconds, after which it is ended."""
 
     step: str

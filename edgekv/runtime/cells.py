@@ -5,9 +5,9 @@ Its contents are current while nothing decodes. They change with every decode, s
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv._native import core, native_arrays, paging
 from edgekv.common.errors import EdgeKVError
@@ -24,8 +24,7 @@ def sequences_of(bits: np.ndarray) -> list[int]:
     return found
 
 
-@dataclass(frozen=True)
-class StreamCells:
+class StreamCells(Struct, frozen=True):
     """The cells of one stream: a unified cache has one for all sequences, others have one for each."""
 
     positions: np.ndarray

@@ -7,10 +7,10 @@ The text is this package's own source, as for the errors of heads (`runtime.meas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.common.enums import CacheType, KvMode
 from edgekv.config import KvOptions, LayerTypes, TypeErrors
@@ -29,8 +29,7 @@ Progress = Callable[[str, int, int], None]
 _WHAT = "measuring what coarse types cost in each layer, once"
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """Predictions, by their likely tokens: token numbers and logarithms of their probabilities [n, _KEPT], and of the others' together [n]."""
 
     tokens: np.ndarray

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from edgekv._native.native_arrays import RunSums
 
 
-@dataclass(frozen=True)
-class UbatchReport:
+class UbatchReport(Struct, frozen=True):
     """One ubatch, as an observer sees it. The arrays are views that live until the observer returns."""
 
     layers: tuple[int, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from edgekv._native.http_server import Request
@@ -14,8 +15,7 @@ WINDOW_S = 2.0
 """An answer's speed is that of its newest seconds."""
 
 
-@dataclass(frozen=True)
-class Conversation:
+class Conversation(Struct, frozen=True):
     """A slot at one moment, with its newest request."""
 
     doing: Literal["idle", "prefill", "answering"] = "idle"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv.common.enums import KvMode
 from edgekv.common.reports import MemoryReport, SelectionReport, TierReport
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from edgekv.runtime.runtime import Runtime
 
 
-@dataclass(frozen=True)
-class SequenceFigures:
+class SequenceFigures(Struct, frozen=True):
     """One sequence, which a server calls a slot. Pages count per layer and KV head; a shared page counts for each sequence."""
 
     stream: int
@@ -40,8 +40,7 @@ class SequenceFigures:
     """`coverage` of its tokens alone; None on a device, which does not count several sequences apart."""
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """`options`, `memory`, `tiers`, `selection` and `stats` as the Runtime reports them."""
 
     taken: float

@@ -1,7 +1,8 @@
 """The last minutes of decoding, second by second."""
 
 from collections import deque
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from edgekv.server.figures import Figures, coverage
 
@@ -12,8 +13,7 @@ LAST_SECONDS = 0.25
 POINTS = 240
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(Struct, frozen=True):
     """One stretch of decoding. None: nothing was selected in it, or the figure was not kept."""
 
     at: float

@@ -3,8 +3,9 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 OURS = frozenset(("--model", "--host", "--port", "--parallel", "--ctx-size", "--batch-size", "--cache-type-k", "--cache-type-v", "--flash-attn", "--fit",
                   "--cache-ram", "--offline", "--ui", "--cors-origins", "--metrics", "--timeout", "--threads"))
@@ -17,8 +18,7 @@ _SECTION = re.compile(r"\[\s*([^]]*?)\s*\]")
 _ENTRY = re.compile(r"([A-Za-z_][\w.-]*)[ \t]*=[ \t]*(.*?)[ \t]*(?:[;#].*)?")
 
 
-@dataclass(frozen=True)
-class LlamaSetting:
+class LlamaSetting(Struct, frozen=True):
     """option: its long name, or the variable's where there is no option. source: as `edgekv config show` names it."""
 
     option: str
@@ -26,8 +26,7 @@ class LlamaSetting:
     source: str
 
 
-@dataclass(frozen=True)
-class _Option:
+class _Option(Struct, frozen=True):
     names: tuple[str, ...]
     variable: str
 

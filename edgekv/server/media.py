@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from edgekv._native.prefix_callbacks import Medium, SequenceTokens
 from edgekv.common.errors import ModelError

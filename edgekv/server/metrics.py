@@ -4,8 +4,10 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from itertools import accumulate
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv._native.http_server import PrefixCounts, Waits
 from edgekv.server.figures import Figures
@@ -15,8 +17,7 @@ Value = tuple[dict[str, str], "float | Waits"]
 """Labels and a number, or all numbers of a histogram."""
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(Struct, frozen=True):
     name: str
     """The name in the text; a counter's ends in _total."""
     kind: str

@@ -3,10 +3,10 @@ several times a second."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.common.reports import LayerReport
 from edgekv.pages.residency import State
@@ -34,8 +34,7 @@ Spans = list[tuple[int, list[int]]]
 """(first column, slots): from there on the columns have tokens of these slots. No slots: they are empty."""
 
 
-@dataclass(frozen=True)
-class PageMap:
+class PageMap(Struct, frozen=True):
     """Lines are KV heads of a layer, columns are pages. A field, one column of a line, may represent several of both."""
 
     layers: tuple[int, ...]

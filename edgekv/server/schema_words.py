@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import combinations, product
 from math import inf
 from typing import Any
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 from edgekv.server.form_schema import NEVER, all_of, none_of
 from edgekv.server.schema_references import INNER, LISTS, MAPS, NotExact, with_paths
@@ -35,8 +36,7 @@ _MOST_OPTIONS = 4
 """Of anyOf where it is told which of them hold: 2^n ways."""
 
 
-@dataclass(frozen=True)
-class _Way:
+class _Way(Struct, frozen=True):
     """A way in which a value can fit a schema: what it needs for that, and what of it the schema then evaluates."""
 
     needs: tuple[Schema, ...] = ()

@@ -1,8 +1,9 @@
 """The figures of a server at one moment, and the documents that show them."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from msgspec import Struct, structs, to_builtins
 
 from edgekv import __version__
 from edgekv._native.http_server import PrefixCounts, Waits
@@ -15,8 +16,7 @@ DecodeSpeed = Callable[[KvMode, int], float]
 """Tokens a second in a mode behind a number of tokens, by this machine's plan."""
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(Struct, frozen=True):
     """Facts that do not change while a server lives."""
 
     model: str
@@ -29,8 +29,7 @@ class Served:
     version: str = __version__
 
 
-@dataclass(frozen=True)
-class StoreFigures:
+class StoreFigures(Struct, frozen=True):
     """The content of a prefix store, and its hits."""
 
     ram_bytes: int
@@ -61,8 +60,7 @@ class StoreFigures:
     """Blocks whose rows lie in slots, and not in RAM; those on disk count there too."""
 
 
-@dataclass(frozen=True)
-class TrafficFigures:
+class TrafficFigures(Struct, frozen=True):
     """Requests and their waits."""
 
     n_running: int
@@ -82,8 +80,7 @@ class TrafficFigures:
     """What prompts found in the prefix cache."""
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """Figures of one moment."""
 
     served: Served
@@ -128,7 +125,7 @@ def slots(shown: Shown) -> list[dict[str, Any]]:
     if shown.figures is None:
         return []
     known = shown.conversations or (Conversation(),) * len(shown.figures.sequences)
-    return [_slot(sequence, shown) | asdict(conversation) for sequence, conversation in zip(shown.figures.sequences, known, strict=True)]
+    return [_slot(sequence, shown) | to_builtins(conversation) for sequence, conversation in zip(shown.figures.sequences, known, strict=True)]
 
 
 def _slot(sequence: SequenceFigures, shown: Shown) -> dict[str, Any]:
@@ -164,7 +161,7 @@ def tiers(shown: Shown) -> list[dict[str, Any]]:
 
 
 def store(shown: Shown) -> dict[str, int] | None:
-    return None if shown.store is None else {field.name: getattr(shown.store, field.name) for field in fields(shown.store)}
+    return None if shown.store is None else structs.asdict(shown.store)
 
 
 def state(shown: Shown) -> dict[str, Any]:
@@ -209,7 +206,7 @@ def _plan(shown: Shown) -> dict[str, float] | None:
 
 def history(past: History) -> dict[str, list[float | None]]:
     """The document /edgekv/history: a list for each field of a Point."""
-    return {field.name: [_rounded(getattr(point, field.name)) for point in past.points] for field in fields(Point)}
+    return {name: [_rounded(getattr(point, name)) for point in past.points] for name in Point.__struct_fields__}
 
 
 def _rounded(value: float | None) -> float | None:

@@ -4,7 +4,8 @@ our server for that site's, and only the name in the Host header tells them apar
 import ipaddress
 import re
 import socket
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from edgekv.common.errors import ConfigError
 
@@ -15,8 +16,7 @@ _PORTS = {"http": ":80", "https": ":443"}
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
-@dataclass(frozen=True)
-class Admitted:
+class Admitted(Struct, frozen=True):
     """The hosts that requests may name besides localhost and the loopback's addresses."""
 
     names: tuple[str, ...] = ()

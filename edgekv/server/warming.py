@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.server.get_json import is_here
@@ -20,8 +21,7 @@ _POLL_S = 0.5
 _CONNECT_S = 10.0
 
 
-@dataclass(frozen=True)
-class Warmed:
+class Warmed(Struct, frozen=True):
     """A text that was read."""
 
     n_tokens: int

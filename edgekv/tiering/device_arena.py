@@ -1,9 +1,10 @@
 """The arena in device memory."""
 
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv.arrays.order import Event, Stream
 from edgekv.common.errors import TierError
@@ -40,8 +41,7 @@ class Streams(Protocol):
         """A second stream, for copies."""
 
 
-@dataclass(frozen=True)
-class _Copy:
+class _Copy(Struct, frozen=True):
     ticket: int
     ids: np.ndarray
     slots: np.ndarray

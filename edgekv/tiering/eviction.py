@@ -1,9 +1,9 @@
 """Decides which pages mode evict gives up: layers drop pages, and a page that no layer keeps, or that has no room, is freed. Pure."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.common.enums import Split
 from edgekv.common.errors import ConfigError
@@ -15,8 +15,7 @@ BATCHES = 4
 batch is read, so that larger batches would leave most of the bound empty."""
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """The cells of a stream as they are, and how many must go. Pages of other streams count as empty."""
 
     dropped: np.ndarray
@@ -39,8 +38,7 @@ class Demand:
     """float [layer]: bytes of a token's K and V, where layers differ."""
 
 
-@dataclass(frozen=True)
-class Losses:
+class Losses(Struct, frozen=True):
     """The pages that one decision drops and frees."""
 
     dropped: np.ndarray

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from edgekv.arrays.rank import Ranking
 from edgekv.common.errors import ConfigError
 from edgekv.pages.residency import Reason, Residency, State
 
 
-@dataclass(frozen=True)
-class MoveLimits:
+class MoveLimits(Struct, frozen=True):
     """Limits of a plan's eagerness."""
 
     max_moves: int = 4096
@@ -41,8 +39,7 @@ class MoveLimits:
         return self.max_moves + self.max_wanted
 
 
-@dataclass(frozen=True)
-class MigrationPlan:
+class MigrationPlan(Struct, frozen=True):
     """Pages to move, the most urgent first. A promotion uses a free slot while there is one, then that of the next page of
     `demote`."""
 

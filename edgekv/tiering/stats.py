@@ -1,10 +1,9 @@
 """Counters of one attached context."""
 
-from dataclasses import asdict, dataclass
+from msgspec import Struct, to_builtins
 
 
-@dataclass
-class Stats:
+class Stats(Struct):
     """Counts over the ubatches of a context, up to the policy's last run. Selection has counts of its own: `SelectionReport`."""
 
     n_ubatches: int = 0
@@ -45,4 +44,4 @@ class Stats:
     """Runs of the policy in which a plan was due and the device had not answered yet."""
 
     def as_dict(self) -> dict[str, int | float]:
-        return asdict(self)
+        return to_builtins(self)

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edgekv import policies
 from edgekv.arrays.ops import Array, Ops
@@ -24,8 +25,7 @@ from edgekv.tiering.table import PageTable
 from edgekv.tiering.transport import Transport
 
 
-@dataclass(frozen=True)
-class HierarchySettings:
+class HierarchySettings(Struct, frozen=True):
     """Settings of a hierarchy's decisions and moves. Raises ConfigError for impossible numbers."""
 
     page_bytes: int

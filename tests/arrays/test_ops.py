@@ -1,10 +1,10 @@
 """Operations on per-page arrays: NumPy, the specification, against our kernels on the emulated device, and with a GPU, on it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.array_libraries import address_of, on
 from support.tiers import observation, plan, promote, settled
 

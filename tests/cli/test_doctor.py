@@ -4,11 +4,11 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 from support.fake_gpus import CARD
 
 from edgekv import _native, diagnosis
@@ -100,7 +100,7 @@ def test_weights_in_words(monkeypatch, synthetic):
     assert said({"Q4_1": None, "Q4_0": "CPU_REPACK"}, ours=("Q4_1", "Q4_0"), left=slower)[1:] == [
         "                llama.cpp's own where they were measured to be faster here: Q4_0 with up to four tokens (in interleaved rows), Q4_1 with more tokens"]
     assert said({"Q4_0": None}) == ["weights         no type has kernels of its own on this processor"]
-    monkeypatch.setattr("edgekv.diagnosis.asdict", lambda value, real=diagnosis.asdict: {**real(value), **(
+    monkeypatch.setattr("edgekv.diagnosis.structs.asdict", lambda value, real=diagnosis.structs.asdict: {**real(value), **(
         {"file_type": "Q5_1"} if hasattr(value, "file_type") else {})})
     assert said(found, str(synthetic()))[2].startswith("weights         Q5_1 is not among the types that are multiplied fast here")
 

@@ -4,12 +4,12 @@ import errno
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 
 import gguf
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 from support.program import EDGEKV
 
 from edgekv.cli.models import models

@@ -4,11 +4,11 @@ import io
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from rich.console import Console

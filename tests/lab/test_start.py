@@ -1,9 +1,8 @@
 """The way back to where modes start, and what is asked there."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.quality import SPARSE
 from support.stub import write_stub
 

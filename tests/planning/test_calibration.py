@@ -2,9 +2,9 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.fake_gpus import CARD, RATES
 
 from edgekv.common.enums import DeviceKind

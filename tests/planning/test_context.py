@@ -1,9 +1,9 @@
 """Which context is opened, and which is refused before anything is loaded: all that the plan counts must fit in free memory."""
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, ConfigError, DoesNotFit

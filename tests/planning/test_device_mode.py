@@ -1,8 +1,7 @@
 """The mode where nobody asked for one, on a GPU: by the plan's estimate and by depth."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from support.fake_gpus import CARD, GIB
 
 from edgekv.common.enums import DeviceKind, KvMode

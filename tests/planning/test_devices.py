@@ -1,8 +1,7 @@
 """Which device a context gets, and the sentence where it is not the GPU."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from support.fake_gpus import CARD
 
 from edgekv.common.enums import DeviceKind, KvMode

@@ -1,9 +1,9 @@
 """What fits in memory: contexts, sketches and arena of mode sparse, and all of it on a device."""
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.contexts import attached
 
 from edgekv.common.enums import KvMode, SketchKind

@@ -1,10 +1,11 @@
 """Rates that are kept, and the time of a token that follows from them."""
 
 import json
-from dataclasses import replace
 from functools import cache
 
 import pytest
+from msgspec import structs
+from msgspec.structs import replace
 from support.rates import ATTENTION, STEP, give_rates
 
 from edgekv import _native
@@ -244,7 +245,7 @@ def test_rates_of_this_machine():
     step = measuring.step_rates(1)
     attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10, step)
     rates = [step.token, step.layer, attention.row, attention.scan]
-    rates += (value for kernel in (attention.exact, attention.flash, attention.plain) for value in vars(kernel).values())
+    rates += (value for kernel in (attention.exact, attention.flash, attention.plain) for value in structs.astuple(kernel))
     assert len(rates) == 19 and all(0 < value < 1e-2 for value in rates)
     weights = measuring.weight_rates("q8_0", SMALL, step, 1)
-    assert len(vars(weights)) == 4 and all(1e7 < rate < 1e13 for rate in vars(weights).values())
+    assert len(structs.astuple(weights)) == 4 and all(1e7 < rate < 1e13 for rate in structs.astuple(weights))

@@ -1,8 +1,7 @@
 """The choice of types by layer under a bound, and the words about what types cost."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from edgekv.common.enums import CacheType
 from edgekv.common.errors import ConfigError

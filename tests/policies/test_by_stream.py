@@ -1,10 +1,10 @@
 """Each stream has a policy of its own: it is as if the stream were alone."""
 
-import dataclasses
 from itertools import zip_longest
 
 import numpy as np
 import pytest
+from msgspec import structs
 from support.scores import SMALL, growing
 
 from edgekv.pages.observation import Observation
@@ -116,12 +116,12 @@ def test_a_stream_sees_its_tokens_alone():
     """Two tokens of one stream and a prompt of 40 of the other, of which the last 16 were observed."""
     run, other = list(growing())[1], next(growing())
     seen = together([run, other], np.full(SHAPE.n_pages, -1, np.int32))
-    seen = dataclasses.replace(seen, streams=np.array([[2, 2, 0], [40, 16, 40]], np.int32), observed=True, n_unobserved=24, in_prompt=True)
+    seen = structs.replace(seen, streams=np.array([[2, 2, 0], [40, 16, 40]], np.int32), observed=True, n_unobserved=24, in_prompt=True)
     mine, prompt = seen.of_stream(0, slice(0, 25)), seen.of_stream(1, slice(25, 50))
     assert (mine.n_tokens, mine.n_unobserved, mine.in_prompt, mine.position) == (2, 0, False, run.position)
     assert (prompt.n_tokens, prompt.n_unobserved, prompt.in_prompt, prompt.position) == (16, 24, True, other.position)
     assert (mine.n_used_end, prompt.n_used_end) == (run.n_used_end, other.n_used_end)
     np.testing.assert_array_equal(mine.mass_sum, run.mass_sum)
     np.testing.assert_array_equal(prompt.page_positions, other.page_positions)
-    unseen = dataclasses.replace(seen, streams=np.array([[2, 0, 0], [40, 16, 40]], np.int32)).of_stream(0, slice(0, 25))
+    unseen = structs.replace(seen, streams=np.array([[2, 0, 0], [40, 16, 40]], np.int32)).of_stream(0, slice(0, 25))
     assert (unseen.observed, unseen.n_tokens) == (False, 2)

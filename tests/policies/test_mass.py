@@ -1,9 +1,8 @@
 """Policies by attention mass and by position, each against a plain loop."""
 
-import dataclasses
-
 import numpy as np
 import pytest
+from msgspec import structs
 from support.scores import SMALL, check, growing, heads, masses, plain_age
 from support.tiers import observation
 
@@ -54,7 +53,7 @@ def test_streams_share_the_newest_half_of_h2o():
         policy = make("h2o", shape)
         one = np.arange(3, 43, 4)
         positions = np.concatenate([one, np.where(np.arange(10) < n_second, one, -1)]).astype(np.int32)
-        policy.update(dataclasses.replace(observation(shape, 20), page_positions=positions, n_budget=8))
+        policy.update(structs.replace(observation(shape, 20), page_positions=positions, n_budget=8))
         assert np.flatnonzero(policy.pins).tolist() == pinned
 
 

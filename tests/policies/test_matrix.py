@@ -1,9 +1,8 @@
 """What holds for every policy: unobserved steps, the same scores again, empty pages, composition, a device."""
 
-import dataclasses
-
 import numpy as np
 import pytest
+from msgspec import structs
 from support.scores import SMALL, growing, masses
 
 from edgekv.pages.observation import Observation
@@ -23,10 +22,10 @@ def test_unobserved_steps(name: str):
     if policy.scores is None:
         return
     before = policy.scores.copy()
-    unobserved = dataclasses.replace(seen, observed=False, n_tokens=100, mass_sum=seen.mass_sum + 1, mass_max=seen.mass_max + 1)
+    unobserved = structs.replace(seen, observed=False, n_tokens=100, mass_sum=seen.mass_sum + 1, mass_max=seen.mass_max + 1)
     policy.update(unobserved)
     np.testing.assert_array_equal(policy.scores, before)
-    policy.update(dataclasses.replace(unobserved, page_positions=np.arange(3, 103, 4, dtype=np.int32), n_used_end=25))
+    policy.update(structs.replace(unobserved, page_positions=np.arange(3, 103, 4, dtype=np.int32), n_used_end=25))
     assert (policy.scores != before).any() == (name in BY_POSITION | {"random"})
 
 

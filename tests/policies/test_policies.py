@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 from support.scores import SHAPE, masses
 from support.tiers import observation
 
@@ -93,7 +94,7 @@ def test_streams_are_separate():
     """Two streams of different lengths: each has its own newest and its own first pages."""
     shape = PageShape(1, 1, 10, pages_per_stream=5)
     positions = np.array([15, 31, 47, -1, -1, 15, 18, -1, -1, -1], np.int32)
-    seen = dataclasses.replace(observation(shape, 7), page_positions=positions, position=47)
+    seen = structs.replace(observation(shape, 7), page_positions=positions, position=47)
     policy = make("anchor+recent", shape, dict(sink_tokens=16, recent_tokens=3))
     policy.update(seen)
     assert np.flatnonzero(policy.members[0].pins).tolist() == [0, 5, 6], "page 6 may have begun before position 16"

@@ -1,10 +1,10 @@
 """Policies that look at what the end of a prompt attends, each against a plain loop."""
 
-import dataclasses
 import math
 
 import numpy as np
 import pytest
+from msgspec import structs
 from support.scores import SMALL, check, growing, heads, masses, plain_age
 from support.tiers import observation
 
@@ -53,7 +53,7 @@ def test_snapkv_begins_anew_with_a_prompt():
     mass = masses(np.random.default_rng(0), SMALL)
 
     def step(n_used: int, mass: np.ndarray, **changes: object) -> np.ndarray:
-        policy.update(dataclasses.replace(observation(SMALL, n_used, mass), **changes))
+        policy.update(structs.replace(observation(SMALL, n_used, mass), **changes))
         return policy.scores[0, 0].copy()
 
     step(10, mass)
@@ -89,7 +89,7 @@ def test_the_window_is_the_end_of_the_newest_prompt(runs: list[tuple[int, int, b
         mass = np.zeros(shape.axes, np.float32)
         mass[0, 0, at] = 1 if n_observed else 0
         seen = observation(shape, 127, mass, n_tokens=n_observed or n, observed=n_observed > 0)
-        of.take(dataclasses.replace(seen, in_prompt=in_prompt, n_unobserved=n - n_observed if n_observed else 0))
+        of.take(structs.replace(seen, in_prompt=in_prompt, n_unobserved=n - n_observed if n_observed else 0))
     assert np.flatnonzero(of.mass[0, 0]).tolist() == window
 
 
@@ -99,8 +99,8 @@ def test_snapkv_pools_within_a_stream():
     mass = np.zeros(shape.axes, np.float32)
     mass[0, 0, [2, 4]] = 1
     policy = make("snapkv", shape, dict(n_window=1))
-    policy.update(dataclasses.replace(observation(shape, 6, mass), page_positions=positions, position=11, n_tokens=20, observed=False))
-    policy.update(dataclasses.replace(observation(shape, 6, mass), page_positions=positions, position=11))
+    policy.update(structs.replace(observation(shape, 6, mass), page_positions=positions, position=11, n_tokens=20, observed=False))
+    policy.update(structs.replace(observation(shape, 6, mass), page_positions=positions, position=11))
     edge = 3 / (5 * 4)
     newer = [1024 * 2 if page in (2, 5) else 0 for page in range(8)]
     np.testing.assert_allclose(policy.scores[0, 0], np.add(newer, [0, edge, 1 - 2 * edge, 0, 1 - 2 * edge, edge, 0, 0]), rtol=1e-6)
@@ -148,7 +148,7 @@ def test_nacl_draws_by_weight():
     shape, mass = PageShape(40, 50, 20), np.zeros((40, 50, 20), np.float32)
     mass[:, :, :4] = [0.4, 0.3, 0.2, 0.1]
     policy = make("nacl", shape, dict(n_window=1, random_share=0.5))
-    policy.update(dataclasses.replace(observation(shape, 19, mass), n_budget=6))
+    policy.update(structs.replace(observation(shape, 19, mass), n_budget=6))
     taken = np.argsort(-policy.scores[:, :, :18], axis=2)[:, :, :6]
     often = np.bincount(taken.reshape(-1), minlength=18) / 2000
     assert (often[:3] == 1).all()

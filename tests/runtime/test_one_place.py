@@ -4,9 +4,9 @@ import logging
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support import backend_process
 from support.fake_gpus import CARD
 

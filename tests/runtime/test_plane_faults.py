@@ -2,10 +2,10 @@
 
 import ctypes
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.contexts import attached
 from support.decoding import kld
 from support.events import check

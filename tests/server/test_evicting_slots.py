@@ -43,7 +43,7 @@ def exposed(server: Server, name: str) -> dict[str, float]:
 def test_conversations_at_once_each_keep_their_own_tokens(long_ones, more):
     """Their answers run far over what is kept, and so do their next turns. A row of V in the first layer tells which token it is of. That a sequence
     beside others is computed as it is alone: tests/runtime/test_evicting_sequences.py."""
-    n_vocab = SyntheticShape.n_vocab
+    n_vocab = SyntheticShape().n_vocab
     with serve(long_ones) as server:
         ask(server, list(range(n_vocab)), 1)
         row_of = server.runtime.cells.values(0)[0, :n_vocab].astype(np.float32).reshape(n_vocab, -1)

@@ -1,6 +1,5 @@
 """The server fetches a prompt's rows from a shared server while it answers others."""
 
-import dataclasses
 import http.client
 import json
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 from support import prefix_server
 from support.clients import send, until
 from support.prefix_server import EXACT, ask, n_read
@@ -194,7 +194,7 @@ def test_what_is_being_loaded_is_not_fetched_again(tiny, shared, monkeypatch):
 
     def load(prefixes, prompt, n_have, goes_on):
         found = loads(prefixes, prompt, n_have, goes_on)
-        other = dataclasses.replace(prompt, seq_id=1 - prompt.seq_id, tokens=np.append(prompt.tokens[:-1], 280).astype(np.int32))
+        other = structs.replace(prompt, seq_id=1 - prompt.seq_id, tokens=np.append(prompt.tokens[:-1], 280).astype(np.int32))
         asked.append((found.remote, found.comes, prefixes.match(other, 0, None, False), list(prefixes._fetches)))
         return found
 

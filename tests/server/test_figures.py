@@ -4,11 +4,11 @@ import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.local_server import N_TOKENS, SPARSE, ask, complete, exposed, map_fields, options, settled
 
 from edgekv.runtime.cells import StreamCells

@@ -25,11 +25,11 @@ def n_cached(server: Server, tokens: list[int], n: int = 4, **more) -> int:
 
 
 def n_blocks(server: Server, folder: Path) -> tuple[int, int]:
-    """(blocks in RAM, blocks on disk)."""
+    """(blocks in RAM and in slots, blocks on disk)."""
     server.settle()
     server.prefixes.flush()
     (stats,) = server.prefixes.stats()
-    return stats.ram.n_blocks, len(list(scan(folder)))
+    return stats.ram.n_blocks + stats.n_in_slots, len(list(scan(folder)))
 
 
 @pytest.mark.parametrize("extra", [(), ("--kv-unified",)], ids=["a cache each", "one cache"])

@@ -1,9 +1,9 @@
 """GPUs that a test makes up: the answers of edgekv._native.device_calls, with no library behind it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from edgekv._native import device_calls
 from edgekv._native.device_calls import DeviceInfo, Rates

@@ -1,12 +1,12 @@
 """The hierarchy on a device: copies on a side stream, answers that come later, capacity and pace. No GPU is needed."""
 
 import types
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.fake_gpus import RATES
 from support.tiers import CopyError, FakeDevice, plan, settled
 from support.world import World, act

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError, ContextOverflow, EdgeKVError
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from edgekv.lab.traces.trace import Trace
 
 
-@dataclass(frozen=True)
-class HeadLayer:
+class HeadLayer(Struct, frozen=True):
     """A layer of the model. `reason` says why it was or was not observed."""
 
     il: int
@@ -28,8 +27,7 @@ class HeadLayer:
     n_head_kv: int
 
 
-@dataclass(frozen=True)
-class HeadMass:
+class HeadMass(Struct, frozen=True):
     """Attention mass over the pages of one sequence; arrays are [layer, kv_head] unless stated otherwise.
 
     Shares are of the mass on all pages, without the mass on an attention sink of the model itself. Rows of unobserved

@@ -10,10 +10,10 @@ so that a recorded trace or a few live steps are enough. A step decodes one toke
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.common.errors import ConfigError
 
@@ -79,8 +79,7 @@ UNKNOWN = -1
 MEASURES = ("sink", "recent", "middle", "concentration", "change")
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(Struct, frozen=True):
     """Figures of each head: float64 [layer, kv_head], means over the observed steps; NaN for an unobserved head."""
 
     n_steps: int

@@ -5,8 +5,9 @@ decoded one by one as in any pass (edgekv.bench.passes). Only then comes the que
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import Struct, field
 
 from edgekv.bench.modes import BenchMode
 from edgekv.bench.passes import WARMUP_TOKENS, decode, warm_up
@@ -30,8 +31,7 @@ COLD_SHARE = 0.9
 """The tokens after which a context goes cold are taken from here on, as a share of the text: contexts begin in its first half."""
 
 
-@dataclass(frozen=True)
-class TaskAnswer:
+class TaskAnswer(Struct, frozen=True):
     """The answer to one question of a task."""
 
     task: str
@@ -46,16 +46,14 @@ class TaskAnswer:
         return self.question.grade(self.said)
 
 
-@dataclass
-class Answers:
+class Answers(Struct):
     """All answers of one mode in the plan's order, and its selection during each task's questions."""
 
     given: list[TaskAnswer] = field(default_factory=list)
     selections: dict[tuple[str, int], SelectionReport] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class AskedSample:
+class AskedSample(Struct, frozen=True):
     """A sample, with the numbers of tokens that its questions need."""
 
     task: str
@@ -80,8 +78,7 @@ class AskedSample:
         return n_questions * (WARMUP_TOKENS + n_cold) + gaps + sum(self.n_asked)
 
 
-@dataclass(frozen=True)
-class TaskContext:
+class TaskContext(Struct, frozen=True):
     """A context as tokens, with the samples that start from it."""
 
     tokens: list[int]

@@ -9,11 +9,11 @@ A rung's gain is over its base, which is not always the previous rung: all kinds
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv import __version__, policies
 from edgekv.bench import speed
@@ -35,8 +35,7 @@ Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class Rung:
+class Rung(Struct, frozen=True):
     name: str
     scenario: Mapping[str, Any]
     """Changes to `BASE` besides budget and observation."""
@@ -93,8 +92,7 @@ _PREFILL_BYTE_SECONDS, _DECODE_BYTE_SECONDS, _SIMULATED_PAGE_SECONDS = 5e-11, 8e
 of each head and step."""
 
 
-@dataclass(frozen=True)
-class LadderBench:
+class LadderBench(Struct, frozen=True):
     """The request: every budget, observation and rung, on each text. `traces` are files in place of texts; `live` needs texts."""
 
     model: Path | None
@@ -108,7 +106,7 @@ class LadderBench:
     n_live_steps: int = 128
     n_rounds: int = 1  # passes of each live mode, in turns
     n_threads: int = 1
-    rungs: tuple[Rung, ...] = field(default=RUNGS)
+    rungs: tuple[Rung, ...] = RUNGS
 
     def __post_init__(self) -> None:
         if not self.budgets or not all(0 < budget <= 1 for budget in self.budgets):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from edgekv.bench.modes import FULL, STOCK, BenchMode
 from edgekv.bench.passes import WARMUP_TOKENS, decode, warm_up
@@ -19,8 +19,7 @@ REFERENCES = {STOCK: "stock", FULL: "exact"}
 """The modes whose predictions are references, with their names in the figures."""
 
 
-@dataclass
-class Likeness:
+class Likeness(Struct):
     """The predictions of each mode. A sum of two has the positions of both texts."""
 
     measured: dict[str, Tally] = field(default_factory=dict)

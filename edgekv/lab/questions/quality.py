@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from edgekv import _native
 from edgekv.bench.modes import FULL, BenchMode, errors_for, find_mode, in_order
@@ -54,8 +55,7 @@ Progress = Callable[[str, int, int, float | None], None]
 """Called with the current activity, the tokens done and their number, and the seconds left if they are known."""
 
 
-@dataclass(frozen=True)
-class QualityBench:
+class QualityBench(Struct, frozen=True):
     """The request of `edgekv lab quality`."""
 
     model: Path
@@ -127,8 +127,7 @@ def run(
         raise DoesNotFit(f"a context for {model.path.name} {error}") from error
 
 
-@dataclass(frozen=True)
-class _Work:
+class _Work(Struct, frozen=True):
     """All tokens that a run reads."""
 
     depth: int

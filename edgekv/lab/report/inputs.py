@@ -1,9 +1,10 @@
 """The inputs of a report: the JSON rows and traces in a folder."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
+
+from msgspec import Struct, field
 
 from edgekv.bench.rows import read_document
 from edgekv.common.errors import ConfigError
@@ -19,8 +20,7 @@ _KEYS = {"sim": {"policy", "budget", "observe", "hit_rate_mass"}, "serve": {"ser
 """What tells rows that do not name their kind."""
 
 
-@dataclass
-class Folder:
+class Folder(Struct):
     rows: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
     """Rows by kind: bench, ladder; text, task and grid of `edgekv lab quality`; sim, serve and plan."""
     traces: dict[str, Path] = field(default_factory=dict)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from edgekv.lab.heads.roles import ROLES, UNKNOWN, Profile, Role
 from edgekv.lab.report.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, RED, SERIES, VIOLET, WIDTH, canvas
@@ -28,8 +28,7 @@ COLOURS = {
 _ROLE_COLOURS = {Role.RETRIEVAL: RED, Role.ANCHOR: BLUE, Role.RECENCY: GREEN, Role.OTHER: GRID}
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(Struct, frozen=True):
     """One set of axes."""
 
     title: str

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
 from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,8 +43,7 @@ class Picture(NamedTuple):
     caption: str
 
 
-@dataclass
-class Section:
+class Section(Struct):
     key: str
     title: str
     text: str = ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from edgekv.bench.intervals import wilson
 
@@ -12,8 +13,7 @@ HANDFUL = 5
 its answers may be luck, and the task says nothing about the cache."""
 
 
-@dataclass(frozen=True)
-class Retention:
+class Retention(Struct, frozen=True):
     """Counts of answers, each asked of full attention and of a mode."""
 
     n_asked: int = 0

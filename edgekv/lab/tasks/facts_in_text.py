@@ -1,7 +1,8 @@
 """The same facts in a text, asked for in different ways."""
 
-from dataclasses import replace
 from random import Random
+
+from msgspec.structs import replace
 
 from edgekv.lab.tasks.task import Blank, Context, Question, TaskSample, spread, task
 from edgekv.lab.texts.facts import SUBJECTS, Fact

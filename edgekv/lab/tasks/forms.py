@@ -1,8 +1,9 @@
 """The same facts in a text, asked for in the forms of examinations, after the text or before it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
+
+from msgspec.structs import replace
 
 from edgekv.lab.tasks.facts_in_text import facts_in_text
 from edgekv.lab.tasks.task import Blank, Question, TaskSample, task

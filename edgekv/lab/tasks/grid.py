@@ -1,7 +1,8 @@
 """One needle at each depth of contexts of each length."""
 
-from dataclasses import replace
 from random import Random
+
+from msgspec.structs import replace
 
 from edgekv.lab.tasks.needles import niah_single
 from edgekv.lab.tasks.task import TaskSample, task

@@ -1,9 +1,10 @@
 """A task: contexts, questions about them, and the grading of answers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any
+
+from msgspec import Struct
 
 from edgekv.bench.text import Text
 from edgekv.common.registry import Registry
@@ -13,16 +14,14 @@ from edgekv.lab.texts.haystack import MARGIN, Haystack, planted, sentences
 from edgekv.llama import Llama
 
 
-@dataclass(frozen=True)
-class Blank:
+class Blank(Struct, frozen=True):
     """A gap in the answer, which the model fills; the text before the gap is given."""
 
     before: str
     expected: str
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(Struct, frozen=True):
     """A question, and its answer with gaps. Each gap is an item of its own."""
 
     asked: str
@@ -54,8 +53,7 @@ def is_right(expected: str, answer: str) -> bool:
     return said.startswith(wanted) and not (said[len(wanted) :][:1].isalnum() or said[len(wanted) :][:1] == "-")
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(Struct, frozen=True):
     """The text before any question: the beginning of the user's turn. Equal contexts are read once for all their
     tasks."""
 
@@ -87,8 +85,7 @@ class Context:
         return Haystack([*haystack.tokens, *end], haystack.positions)
 
 
-@dataclass(frozen=True)
-class TaskSample:
+class TaskSample(Struct, frozen=True):
     """One context with its questions."""
 
     context: Context
@@ -100,8 +97,7 @@ class TaskSample:
     question_in_context: bool = False
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(Struct, frozen=True):
     make: Callable[[Random, int, float], TaskSample]
     """Makes a sample from (random, tokens of the context, place); `place` from 0 to 1 shifts the planted sentences."""
     family: str

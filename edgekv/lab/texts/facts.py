@@ -1,6 +1,6 @@
 """Facts to plant in a text and ask for: things with a number."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 SUBJECTS = (
     "magic number of Paris", "code of the garage door", "number of the flight to Tokyo", "password of the old computer",
@@ -11,8 +11,7 @@ SUBJECTS = (
 """The subjects of facts, each in words of its own."""
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(Struct, frozen=True):
     subject: str
     value: str
 

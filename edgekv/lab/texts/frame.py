@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from edgekv.bench.text import chat_template, check_beginnings
 from edgekv.common.errors import ModelError
@@ -13,8 +14,7 @@ MARK = "\ue000"
 """Placeholder for messages while the template is rendered: a private character that no template contains."""
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """Tokens around messages: `before` the user's turn, `after` it up to the answer, and `between` an answer and the user's next
     turn."""
 

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from edgekv.bench.text import Text
 from edgekv.common.errors import ConfigError
@@ -13,8 +14,7 @@ MARGIN = 64
 """Tokens at the end without planted sentences."""
 
 
-@dataclass(frozen=True)
-class Haystack:
+class Haystack(Struct, frozen=True):
     tokens: list[int]
     positions: list[int]
     """The first token of each planted sentence."""

@@ -26,11 +26,12 @@ import json
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
+from msgspec.structs import force_setattr
 
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.pages.shape import PageShape
@@ -49,8 +50,7 @@ KINDS = (*FULL, *SAMPLED)
 """The arrays of each chunk."""
 
 
-@dataclass(frozen=True)
-class TraceHeader:
+class TraceHeader(Struct, frozen=True):
     """Describes a trace."""
 
     model: str
@@ -84,9 +84,9 @@ class TraceHeader:
 
     def __post_init__(self) -> None:
         for name in ("layers", "groups"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "exists", tuple(tuple(bool(e) for e in heads) for heads in self.exists))
-        object.__setattr__(self, "rope", None if self.rope is None else tuple(self.rope))
+            force_setattr(self, name, tuple(getattr(self, name)))
+        force_setattr(self, "exists", tuple(tuple(bool(e) for e in heads) for heads in self.exists))
+        force_setattr(self, "rope", None if self.rope is None else tuple(self.rope))
         lengths = {len(self.layers), len(self.groups), len(self.exists)}
         if len(lengths) > 1 or {len(heads) for heads in self.exists} - {self.n_heads}:
             raise ConfigError(f"a trace of {len(self.layers)} layers must have as many groups, and {self.n_heads} heads for each")
@@ -249,7 +249,7 @@ class TraceWriter:
         try:
             if missing := _members(self.header) - self._written:
                 raise ValueError(f"the trace is not complete: {min(missing)} was not written")
-            text = json.dumps({"format": FORMAT, **asdict(self.header)}, indent=1)
+            text = json.dumps({"format": FORMAT, **structs.asdict(self.header)}, indent=1)
             self._guarded(lambda: self._zip.writestr(HEADER, text))
             self._guarded(self._zip.close)
             self._guarded(self._file.close)

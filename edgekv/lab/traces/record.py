@@ -7,10 +7,11 @@ mode sparse, which samples in every layer: its observation is the one that a liv
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from edgekv import _native
 from edgekv._native import core  # after edgekv.runtime.runtime, which puts the libraries in place
@@ -30,8 +31,7 @@ from edgekv.runtime.observers import UbatchReport
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the tokens done and their total."""
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(Struct, frozen=True):
     """The request of a recording."""
 
     model: Path
@@ -48,7 +48,7 @@ class Recording:
         if self.n_warmup < 0 or min(self.n_steps, self.n_threads) < 1 or self.depth <= self.n_warmup:
             raise ConfigError(f"cannot record {self.n_steps} steps on {self.n_threads} threads at a depth of {self.depth} tokens with a "
                               f"window of {self.n_warmup}; steps and threads must be at least 1, and the depth above the window")
-        object.__setattr__(self, "resolution", parse_sample_budget(self.resolution))
+        force_setattr(self, "resolution", parse_sample_budget(self.resolution))
 
     @property
     def n_tokens(self) -> int:

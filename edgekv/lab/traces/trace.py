@@ -7,11 +7,11 @@ iterated; `Trace.of` makes a trace from arrays. Both can be written (`write`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.common.errors import ConfigError
 from edgekv.lab.traces.file import CHUNK_STEPS, FULL, KINDS, TraceFile, TraceHeader, TraceWriter, chunk_starts, dtype_of
@@ -23,8 +23,7 @@ _FLOATS = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32
 """Every float16 by its bits: a lookup is several times as fast as NumPy's conversion."""
 
 
-@dataclass(frozen=True)
-class TraceStep:
+class TraceStep(Struct, frozen=True):
     """One decode step. Arrays are [layer, head, page], zero from n_used_end on; masses are float32."""
 
     mass_sum: np.ndarray

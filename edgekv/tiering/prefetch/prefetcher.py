@@ -1,8 +1,7 @@
 """The interface of all prefetchers."""
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from edgekv.arrays.ops import Ops
 from edgekv.arrays.order import Later
@@ -11,8 +10,7 @@ from edgekv.pages.residency import Residency, State
 from edgekv.pages.shape import PageShape
 
 
-@dataclass(frozen=True)
-class Rope:
+class Rope(Struct, frozen=True):
     """The rotary position embedding of a model."""
 
     head_dim: int

@@ -1,18 +1,17 @@
 """The result of a simulation."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from edgekv.common.enums import Split
 from edgekv.lab.traces.sim.scenario import Scenario
 from edgekv.lab.traces.trace import TraceHeader
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True):
     """Means over the measured steps. Arrays _by_head are float64 [layer, head], NaN if the layer lacks the head."""
 
     scenario: Scenario

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
 from edgekv.common.enums import Split
 from edgekv.common.errors import ConfigError
@@ -20,8 +22,7 @@ OBSERVATIONS.add("full", "full", "the policy sees the true mass of every page, w
 ROWS = "rows"
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(Struct, frozen=True):
     """The wants of a head in a step: the rows that mode sparse reads, or pages by their true mass."""
 
     top: int = 0
@@ -47,8 +48,7 @@ class Access:
         return f"top{self.top}" if self.top else f"mass{100 * self.share:g}%" if self.share else ROWS
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """One simulation. Raises ConfigError for settings that do not go together."""
 
     policy: str = PlacementOptions.policy
@@ -67,7 +67,7 @@ class Scenario:
     """Settings of the policies, by name."""
 
     def __post_init__(self) -> None:
-        set_ = object.__setattr__
+        set_ = force_setattr
         if not isinstance(self.budget, Attend):
             if not 0 < self.budget <= 1:
                 raise ConfigError(f"the budget is {self.budget!r}; it must be a share of the pages above 0 and at most 1")

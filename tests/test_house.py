@@ -39,7 +39,7 @@ BUDGETS = {
     "native/cuda": 6_816,
     "native/emulator": 2_728,
     "native/include": 1_352,
-    "native/llama": 4_854,
+    "native/llama": 4_850,
     "native/server": 8_359,
     "native/src": 20_447,
     "native/tests": 8_390,

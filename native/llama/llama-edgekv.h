@@ -133,12 +133,10 @@ LLAMA_API void llama_edgekv_release(struct llama_context * lctx);
 // memory, and the context is unusable. Call it while nothing decodes.
 LLAMA_API bool llama_edgekv_reserve(struct llama_context * lctx);
 
-// Computes a ubatch and a token that mean nothing, as far as memory allows, and empties the context: what a backend and its driver allocate with the first
-// ones is taken then. Call it while nothing decodes.
+// Computes a ubatch and a token that mean nothing, and empties the context: backend and driver take what they need. Call it while nothing decodes.
 LLAMA_API void llama_edgekv_rehearse(struct llama_context * lctx);
 
-// Names the sequences that read a prompt from the next ubatch on, however few of their tokens it holds; at first none. Call it on the
-// decoding thread, or while nothing decodes.
+// Names the sequences that read a prompt from the next ubatch on, however few tokens; at first none. On the decoding thread, or while nothing decodes.
 LLAMA_API void llama_edgekv_set_prompts(struct llama_context * lctx, const int32_t * seq_ids, int n);
 
 enum llama_edgekv_layer_kind {
@@ -170,8 +168,7 @@ LLAMA_API int  llama_edgekv_n_layer(const struct llama_context * lctx);
 LLAMA_API const struct ggml_tensor * llama_edgekv_get_weights(const struct llama_context * lctx, int i);  // of the model; null past the last
 LLAMA_API bool llama_edgekv_get_layer(const struct llama_context * lctx, int il, struct llama_edgekv_layer * out);
 
-// The cells of one stream, seen in place. The pointers stay valid until the context is freed; every decode and every llama_memory_* call
-// changes the content.
+// The cells of one stream, in place. Pointers stay valid until the context is freed; each decode and llama_memory_* call changes the content.
 struct llama_edgekv_cells {
     uint32_t n_cells;
     uint32_t n_stream;
@@ -211,8 +208,7 @@ LLAMA_API int llama_edgekv_get_changed(
         const struct llama_context * lctx, uint32_t stream, uint64_t since, struct llama_edgekv_range * out, int capacity);
 
 // Empties cells of a stream of the plain cache and returns the number that were not empty. Tokens in the context's other caches (sliding
-// windows) stay, and so do another context's cells, which a draft model may use. Call it on the decoding thread, or while
-// nothing decodes.
+// windows) stay, and so do another context's cells, which a draft model may use. Call it on the decoding thread, or while nothing decodes.
 LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
 // Whether layer il can give back rows of its own, which no other layer reads: they are zeros then, and take no memory until they are written.

@@ -33,7 +33,7 @@ BUDGETS = {
     "edgekv/runtime": 1_731,
     "edgekv/server": 5_693,
     "edgekv/tiering": 1_496,
-    "findings": 1_417,
+    "findings": 1_470,
     "models": 2_253,
     "native": 593,
     "native/cuda": 6_816,

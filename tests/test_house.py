@@ -20,7 +20,7 @@ BUDGETS = {
     "edgekv": 1_150,
     "edgekv/_native": 2_718,
     "edgekv/arrays": 1_037,
-    "edgekv/bench": 2_797,
+    "edgekv/bench": 2_806,
     "edgekv/common": 822,
     "edgekv/config": 1_046,
     "edgekv/lab": 5_215,

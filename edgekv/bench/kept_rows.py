@@ -221,6 +221,8 @@ class _Turn:
             prefixes.open(self.runtime)
             held, clock = self._sequence(way, n_rows), _Clock()
             prefixes.insert(held, True, self.runtime.tokens.keeps_snapshots)
+            if way.place == "ram":  # which gets rows when another prompt is to have the slot
+                self._wait(prefixes, held)
             prefixes.flush()
             clock.stop()
             (stats,) = prefixes.stats()
@@ -244,11 +246,9 @@ class _Turn:
             if kept.where.folder is not None:
                 _leave_page_cache(kept.where.folder)
             prompt = self._sequence(kept.way, self.bench.n_tokens + QUESTION_TOKENS)
-            goes_on = 0 if self.runtime.tokens.keeps_snapshots else None
             clock = _Clock()
-            while not prefixes.match(prompt, 0, goes_on, True):
-                pass
-            cached = prefixes.load(prompt, 0, goes_on)
+            self._wait(prefixes, prompt)
+            cached = prefixes.load(prompt, 0, self._goes_on)
             if cached.n_kept != self.bench.n_tokens:
                 raise EdgeKVError(f"{kept.way.place} gave {cached.n_kept:,} of {self.bench.n_tokens:,} tokens back")
             self.decoder.position = cached.n_kept
@@ -265,6 +265,15 @@ class _Turn:
                     raise EdgeKVError(f"rows from {kept.way.place} were damaged or gone") from None
                 raise
         return clock.seconds, logits
+
+    @property
+    def _goes_on(self) -> int | None:
+        return 0 if self.runtime.tokens.keeps_snapshots else None
+
+    def _wait(self, prefixes: Prefixes, prompt: SequenceTokens) -> None:
+        """Until the slot is empty, and `load` need not wait."""
+        while not prefixes.match(prompt, 0, self._goes_on, True):
+            pass
 
     def _where(self, way: Way, stack: ExitStack) -> StoreSettings:
         where = StoreSettings(_SPARE * self.bench.n_tokens * self.model.kv_bytes_per_token() + (64 << 20), codec=way.codec, url_ttl_s=_EXPIRES_S)

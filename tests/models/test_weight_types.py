@@ -13,7 +13,7 @@ from edgekv.measure.weights import weight_rates
 from edgekv.models import geometry
 from edgekv.models.model_shape import ModelShape
 from edgekv.models.model_writer import write_empty
-from edgekv.planning.host import MatrixShape
+from edgekv.planning.host import MatrixShape, StepRates
 
 SHAPE = ModelShape("types", "llama", 2, 256, 256, 4, 2, 64, 512, 4096, 10_000.0)
 NO_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
@@ -33,7 +33,7 @@ def test_a_model_of_each_type(tmp_path, kind):
 
 
 def test_rates_of_a_type_that_gguf_does_not_name():
-    rates = weight_rates("q2_0", MatrixShape(256, 256), 1)
+    rates = weight_rates("q2_0", MatrixShape(256, 256), StepRates(1e-6, 1e-6), 1)
     assert min(rates.decode_stock, rates.decode_exact, rates.prompt_stock, rates.prompt_exact) > 0
 
 

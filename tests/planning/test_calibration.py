@@ -65,8 +65,8 @@ def test_a_damaged_file_is_measured_anew(gpus, content):
     calibrate(CUDA)
     if isinstance(content, str) and content.startswith("RATES="):
         whole = json.loads(cache_file().read_text())
-        made = {"zeros": dict.fromkeys(RATES.__dict__, 0.0), "text": dict.fromkeys(RATES.__dict__, "fast"),
-                "nan": dict.fromkeys(RATES.__dict__, math.nan)}
+        made = {"zeros": dict.fromkeys(RATES.__struct_fields__, 0.0), "text": dict.fromkeys(RATES.__struct_fields__, "fast"),
+                "nan": dict.fromkeys(RATES.__struct_fields__, math.nan)}
         name = content.removeprefix("RATES=")
         whole["cuda:0"]["rates"] = made[name] if name in made else json.loads(name)
         content = json.dumps(whole)

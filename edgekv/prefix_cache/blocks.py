@@ -100,7 +100,11 @@ class Link:
 
     def copies(self) -> list[Link]:
         """The copies that will do for the block asked for, the better one first."""
-        return [replace(self, rounded=rounded) for rounded in ((False, True) if self.rounded else (False,))]
+        return [self.copy(rounded) for rounded in ((False, True) if self.rounded else (False,))]
+
+    def copy(self, rounded: bool) -> Link:
+        """The block's copy that a codec rounded, or did not."""
+        return replace(self, rounded=rounded)
 
     def will_do(self, asked: Link) -> bool:
         """Whether this copy is as good as the block asked for needs."""

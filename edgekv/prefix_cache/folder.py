@@ -9,7 +9,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -192,7 +191,7 @@ class FolderPlace:
         # Children are evicted before their parents.
         self._latest = {link.key: now - depth * 1_000_000 for depth, link in enumerate(chain)}
         for link in chain:
-            there = [self._touch_one(replace(link, rounded=rounded)) for rounded in ((False,) if link.snapshot else (False, True))]
+            there = [self._touch_one(link.copy(rounded)) for rounded in ((False,) if link.snapshot else (False, True))]
             if not (there[0] or link.rounded and there[-1]):
                 lacking.append(link)
         return lacking
@@ -233,13 +232,13 @@ class FolderPlace:
     def write(self, block: Block) -> Outcome:
         rounded = block.may_round and self._identity.in_f16 and rounds(self._codec, self._rate, far=False)
         if block.link.rounded or rounded:
-            copy = replace(block.link, rounded=True)
+            copy = block.link.copy(True)
             if self._copy(copy) is not None:
                 self._used_again(copy)
                 return Outcome.WRITTEN
             if block.link.rounded:
                 return Outcome.DECLINED
-        copy = replace(block.link, rounded=rounded)
+        copy = block.link.copy(rounded)
         path = self._path(copy)
         if path in self._theirs:
             return Outcome.DECLINED

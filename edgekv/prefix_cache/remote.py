@@ -11,7 +11,6 @@ All names are in hexadecimal, ROOT is the model identity's. Everything has a tim
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -217,7 +216,7 @@ class RedisPlace(Place):
 
     def _write(self, block: Block) -> Outcome:
         rounded = block.may_round and self._identity.in_f16 and rounds(self._codec, self._rate, far=True)
-        link, listing = replace(block.link, rounded=block.link.rounded or rounded), self._name(block.link.parent, _kind(block.link))
+        link, listing = block.link.copy(block.link.rounded or rounded), self._name(block.link.parent, _kind(block.link))
         there = [copy for copy in link.copies() if self._writing_client.expire(self._name_of(copy), self._ttl_s)]
         if not there:
             if block.link.rounded:
@@ -317,7 +316,7 @@ def _child(parent: bytes, field: bytes, value: bytes, snapshot: bool) -> Child |
         return None
     tokens = np.frombuffer(value, "<i4").astype(np.int32)
     link = (snapshot_link if snapshot else child_link)(parent, Reading(field[KEY_BYTES]), tokens, field[KEY_BYTES + 1 :])
-    return Child(replace(link, rounded=not snapshot), tokens) if link.key == field[:KEY_BYTES] else None
+    return Child(link.copy(not snapshot), tokens) if link.key == field[:KEY_BYTES] else None
 
 
 def _first_line(error: Exception) -> str:

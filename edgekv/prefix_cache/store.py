@@ -1,6 +1,5 @@
 """The prefix store of one model: what was read once is found again by its tokens."""
 
-import dataclasses
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -241,7 +240,7 @@ class PrefixStore:
                         self._put(block)
                         self._write(link.key, of.in_memory)
                 n_new += len(part)
-            chain.append(dataclasses.replace(link, rounded=may_round))
+            chain.append(link.copy(may_round))
         with self._lock:
             if not of.in_memory:
                 self.shared.alone.difference_update(link.key for link in chain)

@@ -7,6 +7,7 @@ from msgspec import Struct, structs
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import _DEVICES, Handle, _check
 from edgekv.common.enums import DeviceKind
+from edgekv.common.json_file import Rate
 
 _KIND_OF = {number: kind for kind, number in _DEVICES.items()}
 
@@ -52,22 +53,22 @@ def info(kind: DeviceKind, index: int = 0) -> DeviceInfo:
                       out.total_bytes, out.free_bytes, bool(out.usable), ffi.string(out.problem).decode(), bool(out.has_display))
 
 
-class Rates(Struct, frozen=True):
+class Rates(Struct, frozen=True, forbid_unknown_fields=True):
     """Measured rates of a device, in bytes per second."""
 
-    link_copy: float
+    link_copy: Rate
     """Pinned host memory to the device, in one large copy."""
-    link_gather: float
+    link_gather: Rate
     """The same page by page, by a kernel that reads host memory in place."""
-    link_rows: float
+    link_rows: Rate
     """The same row by row: rows of 128 to 272 bytes, of the slowest size."""
-    link_pageable: float
+    link_pageable: Rate
     """One large copy from memory that is not pinned."""
-    vram: float
+    vram: Rate
     """Device memory, read."""
-    dram: float
+    dram: Rate
     """Host memory, read by the processor."""
-    launch_us: float
+    launch_us: Rate
     """Microseconds from launch to launch."""
 
 

@@ -2,9 +2,17 @@
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+Rate = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+"""A measured number: of amounts a second, or of seconds."""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -22,3 +30,11 @@ def replace(path: Path, content: dict[str, Any], indent: int | None = 1) -> None
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
         json.dump(content, file, indent=indent)
     os.replace(file.name, path)
+
+
+def made(kind: type[T], stored: Any) -> T | None:
+    """The record, or number, that was kept; None for values that no measurement gives: somebody edited the file, or another version wrote it."""
+    try:
+        return msgspec.convert(stored, kind)
+    except msgspec.ValidationError:
+        return None

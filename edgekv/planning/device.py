@@ -49,7 +49,7 @@ def calibrate(kind: DeviceKind, index: int = 0, again: bool = False, available: 
     native = import_module("edgekv._native.device_calls")
     key = _key(native.info(kind, index))
     cached = {} if again else _read().get(_name(kind, index), {})
-    if cached.get("key") == key and (rates := _rates(native, cached.get("rates"))) is not None:
+    if cached.get("key") == key and (rates := json_file.made(native.Rates, cached.get("rates"))) is not None:
         return rates
     rates = native.rates(kind, index, int(HOST_SHARE * available))
     _write(_name(kind, index), {"key": key, "rates": to_builtins(rates)})
@@ -68,16 +68,6 @@ def _name(kind: DeviceKind, index: int) -> str:
 def _key(info: DeviceInfo) -> dict[str, Any]:
     """The key of the rates: device, driver, CUDA and EdgeKV's version."""
     return {"device": info.name, "arch": info.arch, "driver": info.driver, "runtime": info.runtime, "edgekv": edgekv.__version__}
-
-
-def _rates(native: Any, stored: Any) -> Rates | None:
-    """None for values that no measurement gives: somebody edited the file, or another version wrote it."""
-    try:
-        rates = native.Rates(**stored)
-        known = all(isinstance(value, (int, float)) and math.isfinite(value) and value > 0 for value in stored.values())
-    except TypeError:
-        return None
-    return rates if known else None
 
 
 def _read() -> dict[str, Any]:

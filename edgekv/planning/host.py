@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import msgspec
 import platformdirs
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 import edgekv
 from edgekv.common import json_file
+from edgekv.common.json_file import Rate
 from edgekv.common.machine import cpu_family
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.models.traffic import traffic
-
-T = TypeVar("T")
-
-Rate = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
-"""Bytes or weights a second, or seconds."""
 
 _LARGEST_GROUP = 16
 _MEASURED = (64, 80, 96, 112, 128, 192, 256)
@@ -165,16 +160,16 @@ class KeptRates:
         self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {edgekv.__version__}; quiet"
 
     def read(self) -> float | None:
-        return _made(Rate, self._mine().get("read"))
+        return json_file.made(Rate, self._mine().get("read"))
 
     def step(self) -> StepRates | None:
-        return _made(StepRates, self._mine().get("step"))
+        return json_file.made(StepRates, self._mine().get("step"))
 
     def weights(self, kind: str, matrices: MatrixShape) -> WeightRates | None:
-        return _made(WeightRates, self._mine().get(f"weights {kind} {matrices.name}"))
+        return json_file.made(WeightRates, self._mine().get(f"weights {kind} {matrices.name}"))
 
     def attention(self, shape: AttentionShape) -> AttentionRates | None:
-        return _made(AttentionRates, self._mine().get(f"attention {shape.name}"))
+        return json_file.made(AttentionRates, self._mine().get(f"attention {shape.name}"))
 
     def keep(self, name: str, value: Any) -> None:
         """name: "read", "step", "weights TYPE MATRICES" or "attention SHAPE"; value: a number or rates."""
@@ -231,11 +226,3 @@ def measured_types(model: ModelFile) -> list[str]:
     of = traffic(model)
     ordered = sorted(of.decode_bytes, key=lambda kind: -of.decode_bytes[kind])
     return [kind for i, kind in enumerate(ordered) if i == 0 or of.decode_bytes[kind] >= _LEAST_SHARE * of.active_bytes]
-
-
-def _made(kind: type[T], stored: Any) -> T | None:
-    """None for values that no measurement gives: somebody edited the file, or another version wrote it."""
-    try:
-        return msgspec.convert(stored, kind)
-    except msgspec.ValidationError:
-        return None

@@ -24,7 +24,7 @@ BUDGETS = {
     "edgekv/common": 838,
     "edgekv/config": 1_046,
     "edgekv/lab": 5_215,
-    "edgekv/measure": 1_293,
+    "edgekv/measure": 1_296,
     "edgekv/pages": 185,
     "edgekv/planning": 2_618,
     "edgekv/policies": 1_167,

@@ -1,7 +1,6 @@
 """Measures what attention costs on this processor, for `edgekv plan`: steps of a small model with the heads of a larger one, behind a cache
 that is mostly made up."""
 
-import math
 import tempfile
 from functools import partial
 from itertools import pairwise
@@ -15,7 +14,7 @@ from edgekv.measure.busy import Others
 from edgekv.measure.contexts import Contexts, Opening, contexts
 from edgekv.measure.decoder import Decoder
 from edgekv.measure.filling import Fill
-from edgekv.measure.steps import best_step, rotated, set_mode, shortest, timed
+from edgekv.measure.steps import best_step, in_turns, rotated, set_mode, shortest, timed
 from edgekv.models.model_shape import ModelShape
 from edgekv.models.model_writer import write_model
 from edgekv.planning.host import MIDDLE, NEAR, AttentionRates, AttentionShape, KernelRates, StepRates
@@ -77,13 +76,11 @@ class _Attention:
         for depth in depths:
             self.opened.fill_to(depth)
             if depth == _SHALLOW:  # the fixed time of a layer, whose code and graph lie in the caches as after other layers
-                warm = dict.fromkeys(self.kernels, math.inf)
-                for name in (*warm, *warm):
-                    warm[name] = min(warm[name], best_step(self._ready(name, depth), 1, depth))
+                warm = in_turns({name: partial(self._step, name, depth, None) for name in self.kernels})
             if depth == depths[-2]:  # many heads make a prompt's chunk slow
                 prompts = self._prompts(depth)
             for name, seconds in steps.items():
-                seconds.append(self._step(name, depth))
+                seconds.append(self._step(name, depth, self.cold))
         found = {name: self._kernel(depths, seconds, warm[name], max(prompts[name] - first[name], _FLOOR * first[name])
                                    / (_CHUNKS[name] * self.n_heads * depths[-2]))
                  for name, seconds in steps.items()}
@@ -119,8 +116,8 @@ class _Attention:
             decoder.rewind(depth)
         return {name: shortest(taken, self.decoder.n_threads, others) for name, taken in samples.items()}
 
-    def _step(self, name: str, depth: int) -> float:
-        return best_step(self._ready(name, depth), 1, depth, self.cold)
+    def _step(self, name: str, depth: int, cold: np.ndarray | None) -> float:
+        return best_step(self._ready(name, depth), 1, depth, cold)
 
     def _ready(self, name: str, depth: int) -> Decoder:
         decoder, mode = self.kernels[name]

@@ -1,7 +1,6 @@
 """Measures what `edgekv plan` reckons with: rates of weights and of attention on this processor, in less than a second for each. Files of
 zeros and of a few heads represent the model: the time of a multiplication does not depend on the values."""
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from edgekv.measure.attention import attention_rates
 from edgekv.measure.busy import Others
 from edgekv.measure.contexts import decoder_of
 from edgekv.measure.decoder import Decoder
-from edgekv.measure.steps import best_step, fastest, set_mode, timed
+from edgekv.measure.steps import best_step, fastest, in_turns, set_mode, timed
 from edgekv.models.geometry import ModelFile
 from edgekv.models.model_shape import ModelShape
 from edgekv.models.model_writer import write_empty
@@ -148,11 +147,12 @@ def weight_rates(kind: str, matrices: MatrixShape, step: StepRates, n_threads: i
 
 
 def _steps(decoder: Decoder, n_tokens: int) -> tuple[float, float]:
-    """Seconds of a step with stock kernels and with EdgeKV's: in turns, since the first tenth of a second is slower than all that follow."""
-    seconds = {KvMode.OFF: math.inf, KvMode.EXACT: math.inf}
-    for mode in (*seconds, *seconds):
+    """Seconds of a step with stock kernels and with EdgeKV's."""
+    def step(mode: KvMode) -> float:
         set_mode(decoder, mode)
-        seconds[mode] = min(seconds[mode], best_step(decoder, n_tokens, _HELD))
+        return best_step(decoder, n_tokens, _HELD)
+
+    seconds = in_turns({mode: partial(step, mode) for mode in (KvMode.OFF, KvMode.EXACT)})
     return seconds[KvMode.OFF], seconds[KvMode.EXACT]
 
 

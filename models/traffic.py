@@ -26,8 +26,7 @@ class Traffic(Struct, frozen=True):
 
 def traffic(model: ModelFile) -> Traffic:
     """The weights that a token reads; of a mixture of experts only those that it is sent to."""
-    arch = model.geometry.architecture
-    n_expert, n_used = (int(model.header.value(f"{arch}.{key}", 0) or 0) for key in ("expert_count", "expert_used_count"))
+    n_used, n_expert = experts_used(model)
     is_tied = not any(tensor.name == "output.weight" for tensor in model.tensors)
     last = f"blk.{model.geometry.n_layer - 1}.ffn_"
     decode: dict[str, int] = {}
@@ -37,11 +36,17 @@ def traffic(model: ModelFile) -> Traffic:
         if tensor.name in _TABLES and not is_head or _layer(tensor.name) >= model.geometry.n_layer:  # those that predict are for drafts
             continue
         kind = tensor.type.lower()
-        used, of = (n_used, n_expert) if "_exps." in tensor.name and n_expert else (1, 1)
+        used, of = (n_used, n_expert) if "_exps." in tensor.name else (1, 1)
         decode[kind] = decode.get(kind, 0) + tensor.n_bytes * used // of
         if not is_head and len(tensor.shape) > 1 and not tensor.name.startswith(last):
             prompt[kind] = prompt.get(kind, 0) + tensor.n_elements * used // of
     return Traffic(decode, prompt)
+
+
+def experts_used(model: ModelFile) -> tuple[int, int]:
+    """Experts of a layer that a token is sent to, and all; (1, 1) without experts."""
+    n_used, n = (int(model.header.value(f"{model.geometry.architecture}.{key}", 0) or 0) for key in ("expert_used_count", "expert_count"))
+    return (n_used, n) if n else (1, 1)
 
 
 def _layer(name: str) -> int:

@@ -27,6 +27,7 @@ from edgekv.models.model_shape import ModelShape
 from edgekv.models.model_writer import write_empty
 from edgekv.models.shape_weights import block_of, row_bytes
 from edgekv.planning.host import (
+    PROMPT_TOKENS,
     AttentionRates,
     HostRates,
     KeptRates,
@@ -47,10 +48,8 @@ Show = Callable[[str, int, int], None]
 WHAT = "measuring this machine once"
 
 _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
-_PROMPT_BYTES = 8 * MIB  # a prompt computes for so long on what it read that caches do not matter
-_PROMPT_TOKENS = 64
+_PROMPT_BYTES = 8 * MIB  # PROMPT_TOKENS compute for so long on what they read that caches do not matter
 _FEW_LAYERS, _MOST_LAYERS = 2, 128  # llama.cpp refuses many more, and a model of such small matrices lies in a cache itself
-_HEAD_DIM = 32  # of the file of weights
 _TINY = MatrixShape(32, 32)
 _FLOOR = 1e-3  # of what was measured, where noise makes a difference zero or negative
 _HELD = 1  # tokens in the cache, so that it keeps its memory: the first one of each page asks for some
@@ -131,18 +130,20 @@ def step_rates(n_threads: int) -> StepRates:
 
 
 def weight_rates(kind: str, matrices: MatrixShape, step: StepRates, n_threads: int) -> WeightRates:
-    """Of files of weights: a token reads a large one, less what its layers take without weights, and a prompt computes with a small one."""
-    large, small = (_weights_shape(_layers(n_bytes, kind, matrices), kind, matrices) for n_bytes in (_WEIGHT_BYTES, _PROMPT_BYTES))
+    """Of files of weights: a token reads a large one, less what its layers take without weights, and a prompt computes with a small one, or with
+    more weights where few tokens meet each."""
+    prompt_bytes = min(_WEIGHT_BYTES, _PROMPT_BYTES * PROMPT_TOKENS // matrices.n_tokens)
+    large, small = (_weights_shape(_layers(n_bytes, kind, matrices), kind, matrices) for n_bytes in (_WEIGHT_BYTES, prompt_bytes))
     least = step.token + large.n_layer * step.layer
     with _decoder(large, kind, n_threads) as decoder:
         token = [max(seconds - least, seconds / 2) for seconds in _steps(decoder, 1)]
     with _decoder(small, kind, n_threads) as decoder:
-        prompt = _steps(decoder, _PROMPT_TOKENS)
+        prompt = _steps(decoder, matrices.n_tokens)
     last = f"blk.{small.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
     weights = sum(tensor.n_elements for tensor in small.weights()
                   if tensor.name.startswith("blk.") and not tensor.name.startswith(last) and not tensor.is_vector)
     n_bytes = large.file_bytes(kind) - row_bytes(large.n_vocab * large.n_embd, kind)
-    prompts = weights * _PROMPT_TOKENS
+    prompts = weights * matrices.n_tokens
     return WeightRates(n_bytes / token[0], n_bytes / min(token), prompts / prompt[0], prompts / min(prompt))  # the faster kernels serve
 
 
@@ -161,7 +162,7 @@ def _decoder(shape: ModelShape, kind: str, n_threads: int) -> Iterator[Decoder]:
     """With stock attention and a token in its cache."""
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         path = write_empty(shape, Path(folder) / "weights.gguf", kind)
-        with decoder_of(path, kv=KvMode.OFF, n_ctx=256, n_batch=_PROMPT_TOKENS, n_ubatch=_PROMPT_TOKENS, n_threads=n_threads,
+        with decoder_of(path, kv=KvMode.OFF, n_ctx=2 * PROMPT_TOKENS, n_batch=PROMPT_TOKENS, n_ubatch=PROMPT_TOKENS, n_threads=n_threads,
                         n_threads_batch=n_threads, n_gpu_layers=0) as decoder:
             decoder.decode([300] * _HELD)
             yield decoder
@@ -174,7 +175,7 @@ def _layers(n_bytes: int, kind: str, matrices: MatrixShape) -> int:
 
 
 def _weights_shape(n_layer: int, kind: str, matrices: MatrixShape) -> ModelShape:
-    """With rows as long as the model's, in whole blocks of the type, and next to no attention."""
+    """With rows as long as the model's, in whole blocks of the type, and a single head: a prompt of many attends itself."""
     block = max(32, block_of(kind)[0])
     n_embd, n_ff = (-(-n // block) * block for n in (matrices.n_embd, matrices.n_ff))
-    return ModelShape("weights", "llama", n_layer, n_embd, n_ff, n_embd // _HEAD_DIM, 1, _HEAD_DIM, 512, 4096, 10_000.0)
+    return ModelShape("weights", "llama", n_layer, n_embd, n_ff, 1, 1, block, 512, 4096, 10_000.0)

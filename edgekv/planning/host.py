@@ -17,12 +17,17 @@ from edgekv.common.json_file import Rate
 from edgekv.common.machine import cpu_family
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry, ModelFile
-from edgekv.models.traffic import traffic
+from edgekv.models.traffic import experts_used, traffic
 
 _LARGEST_GROUP = 16
 _MEASURED = (64, 80, 96, 112, 128, 192, 256)
 NEAR, MIDDLE = 2048, 4096
 """Cells of a layer beyond which one more cell costs more."""
+
+PROMPT_TOKENS = 256
+"""So many tokens make a step's fixed time a small part, as in a real prompt."""
+
+_UBATCH = 512  # llama.cpp's default
 
 _LEAST_SHARE = 0.05
 """A type of weights is measured from this share of a token's bytes on; other types count as the slowest."""
@@ -128,10 +133,12 @@ class MatrixShape(Struct, frozen=True):
     n_embd: int
     n_ff: int
     """Of an expert, if there are experts."""
+    n_tokens: int = PROMPT_TOKENS
+    """Tokens of a prompt that meet a matrix at once: fewer where experts share them."""
 
     @property
     def name(self) -> str:
-        return f"{self.n_embd}x{self.n_ff}"
+        return f"{self.n_embd}x{self.n_ff} {self.n_tokens}"
 
 
 _LONGEST = MatrixShape(2048, 8192)
@@ -211,7 +218,9 @@ def matrix_shape(model: ModelFile) -> MatrixShape:
     arch, n_embd = model.geometry.architecture, model.geometry.n_embd
     found = model.header.value(f"{arch}.expert_feed_forward_length", 0) or model.header.value(f"{arch}.feed_forward_length", 0)
     n_ff = max(map(int, found), default=0) if isinstance(found, list) else int(found)
-    return MatrixShape(min(n_embd, _LONGEST.n_embd), min(n_ff or 2 * n_embd, _LONGEST.n_ff))
+    n_used, n_expert = experts_used(model)
+    n_tokens = min(PROMPT_TOKENS, max(1, _UBATCH * n_used // n_expert))
+    return MatrixShape(min(n_embd, _LONGEST.n_embd), min(n_ff or 2 * n_embd, _LONGEST.n_ff), n_tokens)
 
 
 def measured_head_dim(head_dim_k: int, head_dim_v: int) -> int:

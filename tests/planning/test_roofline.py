@@ -101,7 +101,7 @@ def test_layers_that_predict_are_not_read(header):
 def test_rows_are_as_long_as_the_model_s(header):
     """A product of short rows takes longer for each byte, so that rates are measured on the model's own sizes."""
     assert matrix_shape(header("llama-3.2-1b")) == MatrixShape(2048, 8192)
-    assert matrix_shape(header("qwen3-30b-a3b")) == MatrixShape(2048, 768), "of an expert"
+    assert matrix_shape(header("qwen3-30b-a3b")) == MatrixShape(2048, 768, 32), "of an expert, to which 8 of 128 tokens go"
     assert matrix_shape(header("llama-3-70b")) == MatrixShape(2048, 8192), "longer rows take no longer for a byte"
     odd = measuring._weights_shape(2, "q4_k", MatrixShape(576, 1600))
     assert (odd.n_embd, odd.n_ff) == (768, 1792), "whole blocks"
@@ -121,7 +121,7 @@ def test_rates_are_kept_by_machine(tmp_path):
     assert kept.read() is None and kept.attention(shape) is None
     kept.keep("read", 1e10)
     kept.keep("step", STEP)
-    kept.keep("weights q4_0 576x1536", WeightRates(1.0, 1.0, 2.0, 2.0))
+    kept.keep(f"weights q4_0 {SMALL.name}", WeightRates(1.0, 1.0, 2.0, 2.0))
     kept.keep(f"attention {shape.name}", ATTENTION)
     assert (kept.read(), kept.step(), kept.attention(shape)) == (1e10, STEP, ATTENTION)
     assert kept.weights("q4_0", SMALL) == WeightRates(1.0, 1.0, 2.0, 2.0)
@@ -136,10 +136,10 @@ def test_a_damaged_file_is_measured_again(tmp_path, text):
     path.write_text(text)
     kept = KeptRates(2, "avx2", path)
     assert kept.read() is None
-    kept.keep("weights q4_0 576x1536", WeightRates(1.0, 1.0, 2.0, 2.0))
+    kept.keep(f"weights q4_0 {SMALL.name}", WeightRates(1.0, 1.0, 2.0, 2.0))
     assert KeptRates(2, "avx2", path).weights("q4_0", SMALL) == WeightRates(1.0, 1.0, 2.0, 2.0)
     everything = json.loads(path.read_text())
-    next(entry for entry in everything.values() if isinstance(entry, dict))["weights q4_0 576x1536"]["decode"] = -1.0
+    next(entry for entry in everything.values() if isinstance(entry, dict))[f"weights q4_0 {SMALL.name}"]["decode"] = -1.0
     path.write_text(json.dumps(everything))
     assert KeptRates(2, "avx2", path).weights("q4_0", SMALL) is None
 
@@ -228,7 +228,7 @@ def test_a_fast_token_corrects_what_is_kept(header, tmp_path, monkeypatch):
     assert correct(kept, model, kv, KvMode.EXACT, 0, 1e-3) is None, "nothing is kept"
     kept.keep("read", 1e10)
     kept.keep("step", STEP)
-    kept.keep("weights q4_0 2048x8192", WeightRates(1e9, 1e9, 2e9, 3e9))
+    kept.keep(f"weights q4_0 {matrix_shape(model).name}", WeightRates(1e9, 1e9, 2e9, 3e9))
     kept.keep(f"attention {attention_shape(model.geometry, kv).name}", ATTENTION)
     rates = kept_for(model, kv, kept)
     seconds = HostRoofline(model, kv, rates).decode_seconds(KvMode.EXACT, 4096)

@@ -7,14 +7,17 @@
 
 namespace edgekv {
 
+#if EDGEKV_X86
+static bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+#endif
+
 bool isa_supported(Isa isa) {
     switch (isa) {
         case Isa::portable: return true;
 #if EDGEKV_X86
-        case Isa::avx2:
-            return has_kernels(" avx2 ") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        case Isa::avx2: return has_kernels(" avx2 ") && has_avx2();
         case Isa::avx512:
-            return has_kernels(" avx512 ") && isa_supported(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
+            return has_kernels(" avx512 ") && has_avx2() && __builtin_cpu_supports("avx512f") &&
                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
         case Isa::avx512bf16: return has_kernels(" avx512bf16 ") && isa_supported(Isa::avx512) && has_avx512_bf16();
         case Isa::amx: return has_kernels(" amx ") && isa_supported(Isa::avx512) && tiles_usable();

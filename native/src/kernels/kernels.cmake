@@ -40,7 +40,11 @@ if(NOT edgekv_isas STREQUAL portable)
     # here portable kernels serve few or no processors: not worth the minute that each head size and -O3 take to compile
     set(edgekv_portable_flags -DEDGEKV_ANY_HEAD_DIM $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-O2>)
 endif()
-# A build for this processor alone has the kernels that can run here (isa_here.cpp): the others are half of what there is to compile.
+# A build for this processor alone has the kernels that serve here (isa_here.cpp), and of a variant's not the plain ones beside it
+# (EDGEKV_BUILT_PLAIN): the others are two thirds of what there is to compile.
+set(edgekv_avx2_variant avxvnni)
+set(edgekv_avx512_variant avx512vnni)
+set(edgekv_neon_variant dotprod)
 set(edgekv_built "")
 if(EDGEKV_CPU STREQUAL "native")
     set(program ${CMAKE_CURRENT_BINARY_DIR}/isa_here)
@@ -61,6 +65,10 @@ foreach(path IN LISTS edgekv_kernels)
     set_source_files_properties(${here}/${path}.cpp PROPERTIES COMPILE_DEFINITIONS "${edgekv_built}")
     foreach(isa IN LISTS edgekv_isas)
         set(source ${here}/${path}_${isa}.cpp)
+        set(variant "${edgekv_${isa}_variant}")
+        if(edgekv_built AND variant IN_LIST edgekv_isas AND variant IN_LIST edgekv_${kernel}_isas)
+            continue()
+        endif()
         if(isa IN_LIST edgekv_${kernel}_isas)
             list(FIND edgekv_named_isas ${isa} which)
             list(GET edgekv_${kernel}_made 0 header)

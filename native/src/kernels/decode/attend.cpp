@@ -65,10 +65,12 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
 
 #if EDGEKV_X86
 constexpr KernelTables<AttendKernels> kTables = {
-    &kAttendPortable, EDGEKV_BUILT(avx2, kAttendAvx2), EDGEKV_BUILT(avxvnni, kAttendAvxVnni), EDGEKV_BUILT(avx512, kAttendAvx512),
+    &kAttendPortable, EDGEKV_BUILT_PLAIN(avx2, avxvnni, kAttendAvx2),
+    EDGEKV_BUILT(avxvnni, kAttendAvxVnni), EDGEKV_BUILT_PLAIN(avx512, avx512vnni, kAttendAvx512),
     EDGEKV_BUILT(avx512vnni, kAttendAvx512Vnni)};
 #elif EDGEKV_ARM64
-constexpr KernelTables<AttendKernels> kTables = {&kAttendPortable, EDGEKV_BUILT(neon, kAttendNeon), EDGEKV_BUILT(dotprod, kAttendDotProd)};
+constexpr KernelTables<AttendKernels> kTables = {
+    &kAttendPortable, EDGEKV_BUILT_PLAIN(neon, dotprod, kAttendNeon), EDGEKV_BUILT(dotprod, kAttendDotProd)};
 #else
 constexpr KernelTables<AttendKernels> kTables = {&kAttendPortable};
 #endif

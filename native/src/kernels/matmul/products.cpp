@@ -8,7 +8,8 @@ namespace {
 
 #if EDGEKV_X86
 constexpr KernelTables<ProductKernels> kTables = {
-    &kProductsPortable, EDGEKV_BUILT(avx2, kProductsAvx2), EDGEKV_BUILT(avxvnni, kProductsAvxVnni), EDGEKV_BUILT(avx2, kProductsAvx2),
+    &kProductsPortable, EDGEKV_BUILT_PLAIN(avx2, avxvnni, kProductsAvx2),
+    EDGEKV_BUILT(avxvnni, kProductsAvxVnni), EDGEKV_BUILT_PLAIN(avx2, avxvnni, kProductsAvx2),
     EDGEKV_BUILT(avx512vnni, kProductsAvx512Vnni)};
 constexpr const ProductKernels * kAmx = EDGEKV_BUILT(amx, kProductsAmx);
 #elif EDGEKV_ARM64

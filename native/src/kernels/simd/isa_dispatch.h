@@ -51,8 +51,17 @@ constexpr bool has_kernels([[maybe_unused]] std::string_view name) {
     return true;
 #endif
 }
+// Whether this build has them beside those of a variant: for one processor there is the variant alone.
+constexpr bool has_plain_kernels([[maybe_unused]] std::string_view name, [[maybe_unused]] std::string_view variant) {
+#ifdef EDGEKV_KERNELS
+    return has_kernels(name) && !has_kernels(variant);
+#else
+    return true;
+#endif
+}
 // In constants only: there a table that is not built is not asked for.
 #define EDGEKV_BUILT(name, table) (edgekv::has_kernels(" " #name " ") ? &(table) : nullptr)
+#define EDGEKV_BUILT_PLAIN(name, variant, table) (edgekv::has_plain_kernels(" " #name " ", " " #variant " ") ? &(table) : nullptr)
 
 // The kernels of each instruction set, null if they are not built, and of its variants that multiply bytes in one step. Other processors
 // than x86-64 and AArch64 have the portable ones.

@@ -1,7 +1,7 @@
 """What clients send unasked is taken, and conversations with tools go on for ten turns, in each API."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,8 @@ import anthropic
 import openai
 import pytest
 from support.clients import CHAT
-from support.serve_process import Served, serving
-from support.stub import write_stub
+from support.serve_process import Served
+from support.stub_server import stub_server
 
 COMPLETIONS, RESPONSES, MESSAGES = "/v1/completions", "/v1/responses", "/v1/messages"
 USER = {"role": "user", "content": "Do it."}
@@ -26,23 +26,7 @@ PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "req
 LOOK = {"name": "look", "description": "Reads a file.", "parameters": PARAMETERS}
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("agents")
-    with serving(home, str(write_stub(home / "stub.gguf", ANSWERS, TEMPLATE)), "--ctx", "8192") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def gpt(served: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def claude(served: Served) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
-
-
+served = stub_server(ANSWERS, "--ctx", "8192", template=TEMPLATE)
 SAMPLING: dict[str, Any] = {"temperature": 0, "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "seed": None, "logit_bias": {}, "user": "me",
                             "stream_options": None}
 OURS: dict[str, Any] = {"metadata": {}, "store": False, "parallel_tool_calls": True, "service_tier": "auto"}

@@ -1,16 +1,18 @@
 """Whatever a model says reaches its client: what the template's parser cannot read, characters that are cut, calls that are cut."""
 
 import json
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.clients import CHAT, Stream, drained
-from support.serve_process import Served, serving
-from support.stub import cut, write_stub
+from support.serve_process import Served
+from support.stub import cut
+from support.stub_server import stub_server, stubbed
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+SUPPORT = Path(__file__).parents[1] / "support"
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 # llama.cpp reads answers under it as gpt-oss's, whose texts have channels
 CHANNELS = ("{% for m in messages %}{{'<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>'}}{% endfor %}"
@@ -39,17 +41,8 @@ ANSWERS = {
 }
 
 
-def channels(home: Path, answer: list[bytes]) -> Path:
-    return write_stub(home / "channels.gguf", answer, CHANNELS, specials=("<|im_start|>", "<|im_end|>", *MARKS), control=False)
-
-
-@pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("keyed")
-    template = Path(__file__).parent.parent / "support/thinking.jinja"
-    model = write_stub(home / "stub.gguf", ANSWERS, template.read_text())
-    with serving(home, str(model)) as served:
-        yield served
+channels = partial(stubbed, template=CHANNELS, marks=MARKS)
+keyed = stub_server(ANSWERS, template=(SUPPORT / "thinking.jinja").read_text())
 
 
 def request(path: str, key: str = "", think: bool = True, **more: Any) -> dict[str, Any]:
@@ -128,7 +121,7 @@ def both(served: Served, path: str, body: dict) -> tuple[str, str, list[str], st
 
 
 def test_an_answer_without_the_marks_of_its_template_comes_as_content(tmp_path: Path) -> None:
-    with serving(tmp_path, str(channels(tmp_path, cut(PLAIN))), "--log-file", "log") as served:
+    with channels(tmp_path, cut(PLAIN), "--log-file", "log") as served:
         for path, end, _ in DIALECTS:
             assert both(served, path, request(path)) == (PLAIN, "", [], end)
         assert "from character 0 on it came as content" in (tmp_path / "log").read_text()
@@ -138,7 +131,7 @@ def test_an_answer_without_the_marks_of_its_template_comes_as_content(tmp_path: 
 
 def test_what_was_read_stays_and_the_rest_comes_as_content(tmp_path: Path) -> None:
     thought = [b"<|channel|>", b"analysis", b"<|message|>", b"We", b" think.", b"<|end|>"]
-    with serving(tmp_path, str(channels(tmp_path, [*thought, *cut(FINAL)]))) as served:
+    with channels(tmp_path, [*thought, *cut(FINAL)]) as served:
         for path, end, _ in DIALECTS:
             assert both(served, path, request(path)) == (FINAL, "We think.", [], end)
 
@@ -181,7 +174,7 @@ THOUGHT = [b"<|channel|>", b"analysis", b"<|message|>", b"hm so"]
 def test_a_form_holds_for_the_channel_of_the_answer(tmp_path: Path, answer: list[bytes]) -> None:
     """Also where the model knows no channels, thinks without an end, or goes on with prose."""
     thoughts = {"hm so"} if answer[:4] == THOUGHT else {"", PLAIN}
-    with serving(tmp_path, str(channels(tmp_path, answer))) as served:
+    with channels(tmp_path, answer) as served:
         for form in FORMS:
             text, thinking, _, end = both(served, CHAT, request(CHAT, **form))
             assert (json.loads(text), thinking in thoughts, end) == ({}, True, "stop"), (form, thinking)
@@ -196,21 +189,20 @@ def test_a_token_that_the_grammar_of_calls_forbids_is_text(keyed: Served) -> Non
 
 
 def test_a_call_that_is_cut_before_its_name_is_text_in_streams_too(tmp_path: Path) -> None:
-    with serving(tmp_path, str(channels(tmp_path, [b"<|channel|>", b"commentary", b" to=func", b"tions.look"]))) as served:
+    with channels(tmp_path, [b"<|channel|>", b"commentary", b" to=func", b"tions.look"]) as served:
         for path in (CHAT, RESPONSES, MESSAGES):
             assert both(served, path, request(path, max_tokens=3, tools=TOOLS[path]))[0] == "<|channel|>commentary to=func"
 
 
 def test_an_answer_of_spaces_ends_no_server(tmp_path: Path) -> None:
-    with serving(tmp_path, str(channels(tmp_path, [b" " * (400 + i) for i in range(100)]))) as served:
+    with channels(tmp_path, [b" " * (400 + i) for i in range(100)]) as served:
         assert served.ask(CHAT, request(CHAT, tools=TOOLS[CHAT])).status == 200
 
 
 def test_arguments_nested_deeper_than_the_parsers_go_come_as_content(tmp_path: Path) -> None:
     pieces = [b'<tool_call>\n{"name": "look", "arguments": {"path": ', *(b"[" * n for n in (300, 301, 302))]
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    template = (Path(__file__).parent.parent / "support/tools.jinja").read_text()
-    with serving(tmp_path, str(write_stub(tmp_path / "stub.gguf", pieces, template))) as served:
+    with stubbed(tmp_path, pieces, template=(SUPPORT / "tools.jinja").read_text()) as served:
         reply = served.ask(CHAT, request(CHAT, max_tokens=len(pieces), tools=[tool]))
         assert reply.status == 200, reply.text
         assert read(CHAT, reply.body) == (b"".join(pieces).decode(), "", [], "length")

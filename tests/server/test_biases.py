@@ -1,11 +1,10 @@
 """logit_bias has an effect in every form that clients write, or is refused with a sentence."""
 
-from collections.abc import Iterator
-
 import pytest
 from support.clients import CHAT
-from support.serve_process import Served, serving
-from support.stub import SPECIALS, write_stub
+from support.serve_process import Served
+from support.stub import SPECIALS
+from support.stub_server import stub_server
 
 FORMS = {
     "object": lambda token, bias: {str(token): bias},
@@ -14,11 +13,7 @@ FORMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("biases")
-    with serving(home, str(write_stub(home / "stub.gguf", [b"yes"]))) as started:
-        yield started
+served = stub_server([b"yes"])
 
 
 def said(served: Served, path: str, bias: object) -> str:

@@ -1,17 +1,17 @@
 """Tools and a schema in one request: the model calls a tool, or answers by the schema, in every API and each kind of template."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.clients import CHAT, Stream, drained, post
-from support.serve_process import Served, serving
-from support.stub import write_stub
+from support.serve_process import Served
+from support.stub_server import stub_server, stubbed
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 SUPPORT = Path(__file__).parents[1] / "support"
+THINKING, CALLING = ((SUPPORT / name).read_text() for name in ("thinking.jinja", "tools.jinja"))
 ARGUMENTS = b'{"path": "a.txt"}'
 CALL = b'<tool_call>\n{"name": "look", "arguments": ' + ARGUMENTS + b"}\n"
 ANSWERS = {  # by the last letter of the prompt; behind thinking a call, an answer that breaks the schema, and prose
@@ -42,8 +42,8 @@ CHANNELS = ("{% for m in messages %}{{'<|start|>' + m['role'] + '<|message|>' + 
 SECTIONS = ("{% for m in messages %}{{'<|im_user|>' + m['content'] + '<|im_end|>'}}{% endfor %}"
             "{% if add_generation_prompt %}{{'<|im_assistant|>assistant<|im_middle|>'}}{% endif %}{# <|tool_calls_section_begin|><|tool_call_begin|> #}")
 KINDS: dict[str, tuple[str, list[bytes], tuple[str, ...]]] = {  # a template, a call under it, and its marks
-    "tagged JSON": ((SUPPORT / "tools.jinja").read_text(), [CALL + b"</tool_call>"], ()),
-    "marks that are tokens": ((SUPPORT / "tools.jinja").read_text(), [b"<tool_call>", CALL[len(b"<tool_call>"):], b"</tool_call>"],
+    "tagged JSON": (CALLING, [CALL + b"</tool_call>"], ()),
+    "marks that are tokens": (CALLING, [b"<tool_call>", CALL[len(b"<tool_call>"):], b"</tool_call>"],
                               ("<tool_call>", "</tool_call>")),
     "a list": (LISTED, [b'[TOOL_CALLS][{"name": "look", "arguments": ' + ARGUMENTS + b"}]"], ()),
     "tags": (TAGGED, [b"<tool_call>\n<function=look>\n<parameter=path>\na.txt\n</parameter>\n</function>\n</tool_call>"], ()),
@@ -83,11 +83,7 @@ def said(path: str, answer: dict) -> tuple[str, list]:
     return "".join(block["text"] for block in content if block["type"] == "text"), [block["input"] for block in content if block["type"] == "tool_use"]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("both")
-    with serving(home, str(write_stub(home / "stub.gguf", ANSWERS, (SUPPORT / "thinking.jinja").read_text()))) as started:
-        yield started
+served = stub_server(ANSWERS, template=THINKING)
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
@@ -137,9 +133,7 @@ def test_arguments_of_a_strict_tool_hold_to_its_schema(served: Served, path: str
 def test_arguments_of_a_strict_tool_hold_where_the_call_is_free(tmp_path: Path):
     """Of thinking, and then a call."""
     pieces = [b"Look: <tool_call>\n{}", b"</think>", b"\n\n<tool_", b'call>\n{"name": "look", "arguments": {"path": "', b'a.txt"}}\n', b"</tool_call>"]
-    model = write_stub(tmp_path / "stub.gguf", pieces, (SUPPORT / "thinking.jinja").read_text(),
-                       specials=("<|im_start|>", "<|im_end|>", "<think>", "</think>"), control=False)
-    with serving(tmp_path, str(model)) as started:
+    with stubbed(tmp_path, pieces, template=THINKING, marks=("<think>", "</think>")) as started:
         for path in (CHAT, RESPONSES, MESSAGES):
             assert said(path, post(started.url, path, strict(path, ONE_OF_TWO))) == ("", [{"path": "b.txt"}])
 
@@ -156,8 +150,7 @@ FREE: dict[str, tuple[list[bytes], bool]] = {  # what is said, and whether it is
 def test_what_is_said_beside_a_strict_tool_is_free(tmp_path: Path, kind: str):
     pieces, is_call = FREE[kind]
     marks = ("<tool_call>",) if b"<tool_call>" in pieces else ()
-    model = write_stub(tmp_path / "stub.gguf", pieces, KINDS["tagged JSON"][0], specials=("<|im_start|>", "<|im_end|>", *marks), control=False)
-    with serving(tmp_path, str(model)) as started:
+    with stubbed(tmp_path, pieces, template=CALLING, marks=marks) as started:
         text, calls = said(CHAT, post(started.url, CHAT, strict(CHAT, ONE_OF_TWO) | {"chat_template_kwargs": {"enable_thinking": False}}))
     assert (text.strip(), calls) == ("I look.", [{"path": "b.txt"}]) if is_call else (text, calls) == (b"".join(pieces).decode(), [])
 
@@ -165,10 +158,9 @@ def test_what_is_said_beside_a_strict_tool_is_free(tmp_path: Path, kind: str):
 def test_a_strict_tool_goes_with_several_answers_and_guessed_tokens(tmp_path: Path):
     """The prompt has the call that its schema forbids, so that it is guessed."""
     pieces = FREE["a mark within tokens"][0]
-    model = write_stub(tmp_path / "stub.gguf", pieces, KINDS["tagged JSON"][0], specials=("<|im_start|>", "<|im_end|>"), control=False)
     body = strict(CHAT, ONE_OF_TWO) | {"chat_template_kwargs": {"enable_thinking": False}, "n": 2, "timings_per_token": True}
     body["messages"] = [{"role": "user", "content": b"".join(pieces).decode() * 4}]
-    with serving(tmp_path, str(model)) as started:
+    with stubbed(tmp_path, pieces, template=CALLING, marks=()) as started:
         answer = post(started.url, CHAT, body)
     for choice in answer["choices"]:
         text, calls = said(CHAT, {"choices": [choice]})
@@ -188,7 +180,7 @@ def test_no_call_where_none_is_allowed(served: Served):
 
 
 def test_a_template_whose_calls_have_no_mark_refuses(tmp_path: Path):
-    with serving(tmp_path, str(write_stub(tmp_path / "stub.gguf", "Prose.", PLAIN))) as started:
+    with stubbed(tmp_path, "Prose.", template=PLAIN) as started:
         reply = started.ask(CHAT, asked(CHAT))
     assert reply.status == 400 and reply.body["error"]["message"].startswith("the field 'response_format' cannot hold")
     assert "leave the tools or the schema out" in reply.body["error"]["message"]
@@ -197,22 +189,20 @@ def test_a_template_whose_calls_have_no_mark_refuses(tmp_path: Path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_template_calls(tmp_path: Path, kind: str):
     template, call, marks = KINDS[kind]
-    model = write_stub(tmp_path / "stub.gguf", call, template, specials=("<|im_start|>", "<|im_end|>", *marks), control=False)
-    with serving(tmp_path, str(model)) as started:
+    with stubbed(tmp_path, call, template=template, marks=marks) as started:
         assert said(CHAT, post(started.url, CHAT, asked(CHAT))) == ("", [{"path": "a.txt"}])
 
 
 @pytest.mark.parametrize("kind", ANSWERED)
 def test_each_kind_of_template_answers(tmp_path: Path, kind: str):
     template, answer, marks = ANSWERED[kind]
-    model = write_stub(tmp_path / "stub.gguf", answer, template, specials=("<|im_start|>", "<|im_end|>", *marks), control=False)
-    with serving(tmp_path, str(model)) as started:
+    with stubbed(tmp_path, answer, template=template, marks=marks) as started:
         text, calls = said(CHAT, post(started.url, CHAT, asked(CHAT)))
         assert json.loads(text) == {"word": "ok"} and not calls
 
 
 def test_a_template_without_calls_refuses(tmp_path: Path):
-    with serving(tmp_path, str(write_stub(tmp_path / "stub.gguf", "Prose."))) as started:
+    with stubbed(tmp_path, "Prose.") as started:
         reply = started.ask(CHAT, asked(CHAT))
         free = [started.ask(path, {key: value for key, value in asked(path).items() if key not in ("response_format", "text", "output_config")})
                 for path in (CHAT, RESPONSES, MESSAGES)]

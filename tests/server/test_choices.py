@@ -1,13 +1,12 @@
 """Which tools are called: the one that a request names, only those that it allows, and no second one where it wants one call at most."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.clients import CHAT, Reply, Stream, drained
-from support.serve_process import Served, serving
-from support.stub import write_stub
+from support.serve_process import Served
+from support.stub_server import stub_server, stubbed
 
 NAMES = ("look", "open", "write")
 NONE = {"type": "object", "properties": {}}
@@ -15,18 +14,12 @@ MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 TEMPLATE = Path(__file__).parents[1] / "support" / "tools.jinja"
 
 
-BOTH = ["<tool_call>", "\n{", '"name"', ': "', "look", '", ', '"argum', 'ents":', " {}", "}\n", "</tool_call>",
-        "\n<tool", "_call>\n", '{"', 'name"', ': "op', 'en", "', "arguments", '": {', "}}\n", "</tool_", "call>"]
-"""Two calls."""
+BOTH = [piece.encode() for piece in (
+    "<tool_call>", "\n{", '"name"', ': "', "look", '", ', '"argum', 'ents":', " {}", "}\n", "</tool_call>",
+    "\n<tool", "_call>\n", '{"', 'name"', ': "op', 'en", "', "arguments", '": {', "}}\n", "</tool_", "call>")]
+"""Calls of `look` and `open` at once, if the model may."""
 
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A model that calls `look` and `open` at once, if it may."""
-    home = tmp_path_factory.mktemp("choices")
-    model = write_stub(home / "stub.gguf", [piece.encode() for piece in BOTH], TEMPLATE.read_text())
-    with serving(home, str(model)) as started:
-        yield started
+served = stub_server(BOTH, template=TEMPLATE.read_text())
 
 
 def body(path: str, choice: object = None, **more: object) -> dict:
@@ -127,9 +120,8 @@ def test_a_long_history_is_rendered_with_all_tools_alone(tmp_path: Path):
     """The grammar of one tool's calls needs no history, unless the template decides by it how an answer begins."""
     template = ONCE + TEMPLATE.read_text().replace(r"{{- '<|im_start|>assistant\n' }}{%- endif %}", THINKS + "{%- endif %}")
     assert THINKS in template
-    model = write_stub(tmp_path / "stub.gguf", [piece.encode() for piece in BOTH], template)
     last = {"role": "user", "content": "Do it."}
-    with serving(tmp_path, str(model)) as served:
+    with stubbed(tmp_path, BOTH, template=template) as served:
         for name in NAMES:
             reply = served.ask(CHAT, body(CHAT, function(CHAT, name), messages=[*HISTORY, last]))
             assert (called(CHAT, reply), "x-edgekv-messages" in reply.headers) == ([name], False)

@@ -1,25 +1,20 @@
 """Names, patterns, grammars and pictures of a request that llama.cpp ends or hangs on are refused, and the server goes on. The texts are made as they run."""
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import vision
 from support.clients import CHAT
 from support.serve_process import Served, serving
-from support.stub import write_stub
+from support.stub_server import stub_server
 
 LONG = "n" * 5_000
 GRAMMAR = 'root ::= "word" [a-z ]*'
 SAID = [b"a ", b"word", b", and", b" more"]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("texts")
-    with serving(home, str(write_stub(home / "stub.gguf", SAID)), "--ctx", "512") as started:
-        yield started
+served = stub_server(SAID, "--ctx", "512")
 
 
 def refused(served: Served, path: str, body: object, why: str) -> None:

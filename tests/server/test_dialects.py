@@ -1,14 +1,13 @@
 """Requests to /v1/responses and /v1/messages as their own clients send them, and answers as these read them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import anthropic
 import openai
 import pytest
 from support.clients import CHAT, Reply
-from support.serve_process import Served, serving
-from support.stub import write_stub
+from support.serve_process import Served
+from support.stub_server import stub_server
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 TEMPLATE = Path(__file__).parents[1] / "support" / "thinking.jinja"
@@ -26,21 +25,7 @@ def key(letter: str) -> dict:
     return {"chat_template_kwargs": {"key": letter}}
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("dialects")
-    with serving(home, str(write_stub(home / "stub.gguf", ANSWERS, TEMPLATE.read_text()))) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def gpt(served: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def claude(served: Served) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+served = stub_server(ANSWERS, template=TEMPLATE.read_text())
 
 
 def refusal(reply: Reply) -> str:

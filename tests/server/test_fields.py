@@ -1,12 +1,11 @@
 """What a request asks for happens, is refused by name, or stands in a header of the reply."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.clients import CHAT, Reply
-from support.serve_process import Served, serving
-from support.stub import write_stub
+from support.serve_process import Served
+from support.stub_server import stub_server, stubbed
 
 from edgekv import _native
 from edgekv._native import http_server
@@ -18,11 +17,7 @@ PLAIN: dict[str, dict] = {CHAT: {"messages": TURN}, COMPLETIONS: {"prompt": "?"}
 PAGE = Path(__file__).parents[2] / "edgekv" / "server" / "FIELDS.md"
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("fields")
-    with serving(home, str(write_stub(home / "stub.gguf", "All is well. "))) as started:
-        yield started
+served = stub_server("All is well. ")
 
 
 def refusal(reply: Reply) -> str:
@@ -135,7 +130,7 @@ def test_many_names_make_a_short_header(served: Served):
 
 
 def test_strict_fields(tmp_path: Path):
-    with serving(tmp_path, str(write_stub(tmp_path / "stub.gguf", "All is well. ")), "--strict-fields") as served:
+    with stubbed(tmp_path, "All is well. ", "--strict-fields") as served:
         for path, plain in PLAIN.items():
             assert "there is no field 'guided_json' here" in refusal(served.ask(path, {**plain, "guided_json": {}}))
             assert served.ask(path, {**plain, "metadata": {"a": "b"}} if path != COMPLETIONS else plain).status == 200

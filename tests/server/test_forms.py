@@ -1,7 +1,6 @@
 """The form that a request orders for its answer holds in every API, or the request is refused and names what would not hold."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,17 +10,14 @@ from pydantic import BaseModel
 from support.clients import CHAT, Reply
 from support.serve_process import Served, serving
 from support.stub import write_stub
+from support.stub_server import stub_server, stubbed
 
 COMPLETIONS, RESPONSES, MESSAGES = "/v1/completions", "/v1/responses", "/v1/messages"
 TURN = [{"role": "user", "content": "?"}]
 WORD = {"type": "object", "properties": {"word": {"const": "ok"}}, "required": ["word"], "additionalProperties": False}
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("forms")
-    with serving(home, str(write_stub(home / "stub.gguf", "All is well. "))) as started:
-        yield started
+served = stub_server("All is well. ")
 
 
 def refusal(reply: Reply) -> str:
@@ -89,7 +85,7 @@ def test_no_form_is_refused(served: Served, form: dict, why: str):
 
 def test_what_llguidance_reads_otherwise_is_read_as_json_schema_means_it(tmp_path: Path):
     """llguidance 1.9.1 takes a name with an escape for another property, and Rust's classes for ECMA's: "[[:alpha:]]" is one of "[:alph" and a "]"."""
-    with serving(tmp_path, str(write_stub(tmp_path / "sly.gguf", '{"a": "z", "\\u0061": 1}'))) as sly:
+    with stubbed(tmp_path, '{"a": "z", "\\u0061": 1}') as sly:
         def answer(properties: dict, **more: Any) -> str:
             schema = {"type": "object", "properties": properties, **more}
             return said(CHAT, sly.ask(CHAT, asked(CHAT, {"type": "json_schema", "schema": schema}, 24)))

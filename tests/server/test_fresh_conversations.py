@@ -1,20 +1,14 @@
 """A new conversation of an agent begins with the prompt that the one before began with, whatever the client numbers and dates."""
 
-from collections.abc import Iterator
-
 import pytest
-from support.serve_process import Served, serving
-from support.stub import write_stub
+from support.serve_process import Served
+from support.stub_server import stub_server
 
 SYSTEM = "You are an agent. " + " ".join(f"Rule {i} is a rule." for i in range(20))
 HEADER = "x-anthropic-billing-header: "
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("fresh")
-    with serving(home, str(write_stub(home / "stub.gguf", "Fine.")), "--parallel", "1") as started:
-        yield started
+served = stub_server("Fine.", "--parallel", "1")
 
 
 def messages(served: Served, system: object, **more: object) -> int:

@@ -1,10 +1,8 @@
 """/infill takes as much of a file as the context holds, and cuts what is far from the cursor."""
 
-from collections.abc import Iterator
-
 import pytest
-from support.serve_process import Served, serving
-from support.stub import write_stub
+from support.serve_process import Served
+from support.stub_server import stub_server
 
 PREFIX, SUFFIX, MIDDLE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
 CTX, ANSWER = 2048, 2048 // 8
@@ -12,12 +10,7 @@ ROOM = CTX - ANSWER - 5
 """Tokens of a prompt besides its marks; each letter of the stub is one."""
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("infill")
-    model = write_stub(home / "stub.gguf", "filled", specials=("<|im_start|>", "<|im_end|>", PREFIX, SUFFIX, MIDDLE), n_ctx=CTX)
-    with serving(home, str(model), "--ctx", str(CTX)) as started:
-        yield started
+served = stub_server("filled", "--ctx", str(CTX), specials=("<|im_start|>", "<|im_end|>", PREFIX, SUFFIX, MIDDLE), n_ctx=CTX)
 
 
 def numbered(name: str, n: int) -> str:

@@ -3,16 +3,14 @@
 from pathlib import Path
 
 import pytest
-from support.serve_process import serving
-from support.stub import write_stub
+from support.stub_server import stubbed
 
 N = 100_000
 
 
 @pytest.mark.parametrize("pre_tokenizer", ["gpt-4o", "tekken", "deepseek-v3", "bloom", "default"])
 def test_a_long_run_is_tokenised(tmp_path: Path, pre_tokenizer: str):
-    model = write_stub(tmp_path / "stub.gguf", "a word", pre_tokenizer=pre_tokenizer)
-    with serving(tmp_path, str(model), "--ctx", "512") as served:
+    with stubbed(tmp_path, "a word", "--ctx", "512", pre_tokenizer=pre_tokenizer) as served:
         for character in ("-", " ", "a", "\n"):
             assert len(served.ask("/tokenize", {"content": character * N}).body["tokens"]) == N
         chat = {"messages": [{"role": "user", "content": "=" * N}]}

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.clients import CHAT, Stream
-from support.serve_process import Served, serving
-from support.stub import CHATML, cut, write_stub
+from support.serve_process import Served
+from support.stub import CHATML, cut
+from support.stub_server import stubbed
 
 RESPONSES, MESSAGES, TEMPLATE = "/v1/responses", "/v1/messages", "/apply-template"
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {
@@ -68,9 +69,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
     with ExitStack() as stack:
         def served(template: str) -> Served:
             if template not in running:
-                home = tmp_path_factory.mktemp("served")
-                model = write_stub(home / "stub.gguf", "Good.", template)
-                running[template] = stack.enter_context(serving(home, str(model), "--ctx", "2048"))
+                running[template] = stack.enter_context(stubbed(tmp_path_factory.mktemp("served"), "Good.", "--ctx", "2048", template=template))
             return running[template]
         yield served
 
@@ -242,9 +241,8 @@ def test_a_call_s_id_has_nine_letters(tmp_path: Path) -> None:
     template = TOOL_LIST + ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') }}{% for c in m.tool_calls or [] %}"
                             "{{ '<tool_call>\n{\"name\": \"' + c.function.name + '\", \"arguments\": ' + (c.function.arguments|tojson) + '}\n</tool_call>' }}"
                             "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}") + END
-    model = write_stub(tmp_path / "stub.gguf", pieces, template, specials=("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"), control=False)
     body = {"messages": TURN[:1], "tools": TOOLS}
-    with serving(tmp_path, str(model), "--ctx", "2048") as served:
+    with stubbed(tmp_path, pieces, "--ctx", "2048", template=template, marks=("<tool_call>", "</tool_call>")) as served:
         (made,) = served.ask(CHAT, body).body["choices"][0]["message"]["tool_calls"]
         streamed = [c["id"] for event in iter(Stream(served.url, body).event, None) if isinstance(event, dict)
                     for choice in event["choices"] for c in choice["delta"].get("tool_calls", []) if "id" in c]

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from support.serve_process import serving
 from support.stub import cut, write_stub
+from support.stub_server import stubbed
 
 from edgekv.common.errors import ModelError
 from edgekv.server.server import Server, ServerOptions
@@ -14,8 +14,7 @@ TEXT = "A plain answer: größer als 水, with a mark."
 
 def test_a_stub_says_its_text_piece_by_piece(tmp_path: Path) -> None:
     pieces = [*cut(TEXT), b"<tag>"]
-    model = write_stub(tmp_path / "stub.gguf", pieces, specials=("<|im_start|>", "<|im_end|>", "<tag>"), control=False)
-    with serving(tmp_path, str(model)) as served:
+    with stubbed(tmp_path, pieces, marks=("<tag>",)) as served:
         body = {"messages": [{"role": "user", "content": "Say it."}]}
         reply = served.ask("/v1/chat/completions", body).body
         assert reply["choices"][0]["message"]["content"] == TEXT + "<tag>"

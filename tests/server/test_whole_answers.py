@@ -1,14 +1,13 @@
 """An answer holds all that was asked for: log-probabilities in each API's form, the prompt, as many tokens as allowed, and counts that come once."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 from support.clients import CHAT, Stream, drained, post
-from support.serve_process import Served, serving
-from support.stub import write_stub
+from support.serve_process import Served
+from support.stub_server import stub_server
 
 COMPLETIONS, RESPONSES, MESSAGES = "/v1/completions", "/v1/responses", "/v1/messages"
 USER = {"role": "user", "content": "?"}
@@ -16,16 +15,7 @@ PIECES = [b"All", b" is", b" w\xc3", b"\xa4ll", b" told."]
 TEXT = b"".join(PIECES).decode()
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("whole")
-    with serving(home, str(write_stub(home / "stub.gguf", PIECES)), "--parallel", "2", "--alias", "org/stub") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def gpt(served: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+served = stub_server(PIECES, "--parallel", "2", "--alias", "org/stub")
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +104,7 @@ def test_usage_comes_once_and_of_all_answers(served: Served, path: str, body: di
     assert not any("usage" in event for event in drained(Stream(served.url, body, path))), "nobody asked"
 
 
-def test_a_limit_of_no_tokens(served: Served, gpt: openai.OpenAI):
-    claude = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+def test_a_limit_of_no_tokens(served: Served, gpt: openai.OpenAI, claude: anthropic.Anthropic):
     chat = gpt.chat.completions.create(model="x", messages=[USER], max_tokens=0)
     assert (chat.choices[0].message.content, chat.choices[0].finish_reason, chat.usage.completion_tokens) == ("", "length", 0)
     completion = gpt.completions.create(model="x", prompt="?", max_tokens=0)

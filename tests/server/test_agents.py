@@ -1,4 +1,4 @@
-"""What clients send unasked is taken, and conversations with tools go on for ten turns, in each API."""
+"""Conversations with tools go on for ten turns, in each API."""
 
 import json
 from collections.abc import Callable
@@ -8,11 +8,8 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from support.clients import CHAT
-from support.serve_process import Served
 from support.stub_server import stub_server
 
-COMPLETIONS, RESPONSES, MESSAGES = "/v1/completions", "/v1/responses", "/v1/messages"
 USER = {"role": "user", "content": "Do it."}
 TURNS = 10
 # two calls while results of tools are asked for, then a text: by the letter that ends the prompt
@@ -25,39 +22,7 @@ PATHS = ["a.txt", "b ä.txt"]
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 LOOK = {"name": "look", "description": "Reads a file.", "parameters": PARAMETERS}
 
-
 served = stub_server(ANSWERS, "--ctx", "8192", template=TEMPLATE)
-SAMPLING: dict[str, Any] = {"temperature": 0, "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "seed": None, "logit_bias": {}, "user": "me",
-                            "stream_options": None}
-OURS: dict[str, Any] = {"metadata": {}, "store": False, "parallel_tool_calls": True, "service_tier": "auto"}
-DEFAULTS: dict[str, dict] = {
-    CHAT: SAMPLING | OURS | {"messages": [USER], "n": 1, "max_tokens": None, "max_completion_tokens": None, "logprobs": False, "top_logprobs": None,
-                             "tools": None, "tool_choice": None, "response_format": {"type": "text"}, "modalities": ["text"], "reasoning_effort": None},
-    COMPLETIONS: SAMPLING | {"prompt": "Do it.", "n": 1, "max_tokens": None, "best_of": 1, "logprobs": None, "echo": False, "suffix": None},
-    RESPONSES: OURS | {"input": "Do it.", "temperature": 0, "top_p": 1, "max_output_tokens": None, "tools": [], "tool_choice": "auto",
-                       "text": {"format": {"type": "text"}}, "include": [], "previous_response_id": None, "background": False, "reasoning": None,
-                       "instructions": None, "user": "me", "truncation": "disabled", "top_logprobs": 0},
-    MESSAGES: {"messages": [USER], "max_tokens": 100, "temperature": 0, "top_p": 1, "top_k": 0, "metadata": {"user_id": "me"}, "service_tier": "auto",
-               "system": [], "tools": [], "thinking": {"type": "disabled"}},
-    "/completion": {"prompt": "Do it.", "temperature": 0, "logit_bias": {}, "seed": None},
-}
-
-
-def said(path: str, body: Any) -> str:
-    if path in (CHAT, COMPLETIONS):
-        choice = body["choices"][0]
-        return choice["message"]["content"] if path == CHAT else choice["text"]
-    return body["content"] if path == "/completion" else (body["content"] if path == MESSAGES else body["output"][0]["content"])[0]["text"]
-
-
-@pytest.mark.parametrize("stop", [None, "", [], [""]], ids=repr)
-@pytest.mark.parametrize("path", DEFAULTS)
-def test_what_clients_send_unasked_is_taken(served: Served, path: str, stop: Any):
-    words = {"stop_sequences": stop or None if isinstance(stop, str) else stop} if path == MESSAGES else {"stop": stop}
-    reply = served.ask(path, DEFAULTS[path] | words)
-    assert reply.status == 200, reply.text
-    assert said(path, reply.body) == "All is well."
-    assert path != MESSAGES or (reply.body["stop_reason"], reply.body["stop_sequence"]) == ("end_turn", None)
 
 
 def chat_turn(gpt: openai.OpenAI, history: list, streams: bool) -> tuple[str, list[tuple[str, dict]], Callable[[str, str], Any]]:

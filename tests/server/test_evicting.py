@@ -8,7 +8,6 @@ from edgekv.cli.chat.kv_status import KvWatch, memory_rows, mode_summary
 from edgekv.cli.chat.render import _kv_parts
 from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
-from edgekv.planning.context import ENDLESS
 from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.server import Server
@@ -40,22 +39,6 @@ def test_a_conversation_longer_than_what_is_kept(synthetic):
         rows = dict(memory_rows(server))
         assert rows["kept"].startswith(f"{status.kept[0]:,} of") and rows["dropped"].startswith(f"{run.stats.n_freed:,} tokens")
         assert ask(server, [{"role": "user", "content": "x"}], 5)["usage"]["completion_tokens"] > 0
-
-
-def test_a_conversation_longer_than_the_model_was_trained_for(synthetic):
-    """Without a length of the context: positions of rotation stay in range, and the next turn finds its beginning."""
-    path = synthetic("llama", n_ctx_train=512)
-    with Server(ServerOptions(path, kv=KvOptions(mode="evict", evict_to=256))) as server:
-        (run,) = attachments.live()
-        assert server.context.n_ctx == llama_n_ctx(run) == ENDLESS and run.cells.closes_gaps
-        messages, cached = [], []
-        for turn in range(12):
-            messages += [{"role": "user", "content": f"{turn}" * 80}]
-            answer = ask(server, messages, 30)
-            messages += [answer["choices"][0]["message"]]
-            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
-        assert cached == sorted(set(cached)) and cached[-1] > 2 * 512, "each turn begins behind the last one's prompt"
-        assert run.n_positions > 2 * 512 and run.memory().n_cells_used <= 256
 
 
 def llama_n_ctx(run: Runtime) -> int:

@@ -88,9 +88,18 @@ DEFAULTS: dict[str, dict] = {  # what clients write out that asks for nothing: O
 
 @pytest.mark.parametrize("path", PLAIN)
 def test_defaults_that_clients_write_out_are_taken(served: Served, path: str):
-    for name, value in DEFAULTS[path].items():
+    for name, value in [*DEFAULTS[path].items(), *((name, None) for name in DEFAULTS[path] if (path, name) != (RESPONSES, "tools"))]:
         reply = served.ask(path, {**PLAIN[path], name: value})
         assert reply.status == 200, f"{name}: {reply.text}"
+
+
+@pytest.mark.parametrize("stop", [None, [], [""], ""], ids=repr)
+@pytest.mark.parametrize("path", [*PLAIN, "/completion"])
+def test_no_stop_word_ends_no_answer(served: Served, path: str, stop: object):
+    words = {"stop_sequences": stop or None if stop == "" else stop} if path == MESSAGES else {"stop": stop}
+    reply = served.ask(path, {**PLAIN.get(path, PLAIN[COMPLETIONS]), **words, "temperature": 0})
+    assert reply.status == 200 and '"All is well. "' in reply.text, reply.text
+    assert path != MESSAGES or (reply.body["stop_reason"], reply.body["stop_sequence"]) == ("end_turn", None)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, "/completion"])

@@ -67,6 +67,8 @@ def test_prompt_cache_key_is_a_hint_and_cache_salt_a_wall(served: Served, path: 
     assert cached(cache_salt=path, prompt_cache_key="0192-of-one-thread") > len(SYSTEM) - 5
     assert cached(cache_salt=path, prompt_cache_key="0193-of-another") > len(SYSTEM) - 5
     assert cached(cache_salt=path + " of another") == 0
+    refused = served.ask(path, {"model": "x", **body, "cache_salt": 5})
+    assert refused.status == 400 and "cache_salt" in refused.body["error"]["message"]
 
 
 def test_ids_of_threads_and_items_are_in_no_prompt(served: Served):

@@ -54,8 +54,3 @@ def test_a_hundred_clients_that_leave(endpoint, leave):
     assert endpoint.complete("the same", 8)["content"] == before
 
 
-@pytest.mark.parametrize("leave", [leave_in_prefill, leave_in_generation])
-def test_one_slot_is_free_at_once(endpoint, leave):
-    for seed in range(3):
-        leave(endpoint, random.Random(seed))
-        endpoint.seconds_until_idle(AT_ONCE_S)

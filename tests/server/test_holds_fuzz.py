@@ -62,11 +62,13 @@ def with_field(name: str, value: bytes) -> bytes:
     return chat()[:-1] + f', "{name}": '.encode() + value + b"}"
 
 
-def refused(endpoint: Endpoint, path: str, body: bytes, **headers: str) -> str:
-    """The message of a 4xx."""
-    status, answer = endpoint.ask("POST", path, body, headers)
-    assert 400 <= status < 500, (status, answer[:300])
-    return str(json.loads(answer)["error"]["message"])
+def refused(endpoint: Endpoint, path: str, body: bytes, kind: str = "invalid_request_error") -> str:
+    """The message of a 400 of this type."""
+    status, answer = endpoint.ask("POST", path, body)
+    assert status == 400, (status, answer[:300])
+    error = json.loads(answer)["error"]
+    assert error["type"] == kind
+    return str(error["message"])
 
 
 # ---- what is wrong for certain ----------------------------------------------------------------------------------------------
@@ -74,10 +76,11 @@ def refused(endpoint: Endpoint, path: str, body: bytes, **headers: str) -> str:
 
 @pytest.mark.parametrize("body", [
     b"", b"null", b"3", b"[]", b"{}", b'{"messages":', b"\xff\xfe\x00", b"hello", chat()[:-1], b'{"messages":3}', b'{"messages":[3]}',
-    b'{"messages":[null]}', b'{"messages":[{"content":"x"}]}', b'{"messages":[{"role":3,"content":"x"}]}',
+    b'{"messages":[null]}', b'{"messages":[{"role":"user"}]}', b'{"messages":[{"content":"x"}]}', b'{"messages":[{"role":3,"content":"x"}]}',
     b'{"messages":[{"role":"user","content":3}]}', b'{"messages":[{"role":"user","content":[{"type":"text","text":5}]}]}',
     b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}]}',
     b'{"messages":[{"role":"user","content":"\xff\xfe\xc3"}]}', b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+    chat(tools="x", grammar='root ::= "a"', json_schema={}),
     chat(tools=3), chat(tools=[3]), chat(tools=[{"type": "function"}]), chat(tools=[{"type": "function", "function": {"name": 3}}]),
     chat(reasoning_format=3), chat(max_tokens="many"), chat(temperature="hot"), chat(top_k=[]), chat(seed="x"),
     chat(n=-1), chat(n=10**9),
@@ -152,6 +155,7 @@ def test_what_is_only_unusual_passes(endpoint, body):
 @pytest.mark.parametrize(("method", "path", "body"), [
     ("POST", "/detokenize", b'{"tokens":[99999999]}'), ("POST", "/detokenize", b'{"tokens":[-1]}'), ("POST", "/detokenize", b'{"tokens":"x"}'),
     ("POST", "/tokenize", b'{"content":3}'), ("POST", "/completion", b'{"prompt":[99999999,-1]}'), ("POST", "/completion", b'{"prompt":{}}'),
+    ("POST", "/v1/messages", b"nonsense"), ("POST", "/v1/responses", b"nonsense"),
     ("POST", "/v1/messages", b"{}"), ("POST", "/v1/responses", b"{}"), ("POST", "/v1/responses", b'{"input":[3]}'),
     ("POST", "/apply-template", b'{"messages":[3]}'), ("GET", "/nope", b""), ("DELETE", CHAT, b"{}"), ("PUT", CHAT, b"{}"), ("GET", CHAT, b""),
     ("FOO", "/health", b""), ("GET", "/" + "a" * 20_000, b""), ("GET", "/../../etc/passwd", b""), ("GET", "/%2e%2e/%2e%2e/etc/passwd", b""),
@@ -163,7 +167,7 @@ def test_routes_and_methods(endpoint, method, path, body):
 
 
 def test_huge_bodies(endpoint):
-    assert "maximum context length is" in refused(endpoint, CHAT, chat(messages=[{"role": "user", "content": "x" * 2_000_000}]))
+    assert "maximum context length is" in refused(endpoint, CHAT, chat(messages=[{"role": "user", "content": "x" * 2_000_000}]), "exceed_context_size_error")
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {110 << 20}\r\n\r\n".encode()  # more than it takes
     with endpoint.send(head) as client, contextlib.suppress(ConnectionError):  # the server may answer and hang up before it has all bytes
         for _ in range(110):

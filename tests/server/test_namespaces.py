@@ -137,24 +137,6 @@ def test_a_salt_is_a_namespace(tiny, keys, shared: bool):
         assert n_cached(server, prompt, BERT, cache_salt="a project") == (N - 1 if shared else 0)
 
 
-@pytest.mark.parametrize(("path", "body", "usage"), [
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 60}], "max_tokens": 2}, "prompt_tokens_details"),
-    ("/v1/responses", {"input": "word " * 60, "max_output_tokens": 2}, "input_tokens_details"),
-])
-def test_a_salt_in_other_dialects(tiny, path: str, body: dict, usage: str):
-    def cached(server: Server, space: str) -> int:
-        reply = ask(server, path, {"model": "x", "temperature": 0, "cache_salt": space, **body})
-        assert reply.status == 200, reply.text
-        return reply.body["usage"][usage]["cached_tokens"]
-
-    with serve(tiny, None, STORED) as server:
-        assert cached(server, "one") == 0
-        assert cached(server, "two") == 0
-        assert cached(server, "one") > 50
-        reply = ask(server, path, {"model": "x", **body, "cache_salt": 5})
-        assert reply.status == 400 and "cache_salt" in reply.body["error"]["message"]
-
-
 def test_saved_slots_are_a_keys_own(tiny, keys, tmp_path):
     prompt = conversation(8)
     with serve(tiny, keys, extra=("--slot-save-path", str(tmp_path))) as server:

@@ -1,4 +1,4 @@
-"""The in-process server: its life, its sentences where it cannot live, and the clients it was made for."""
+"""The in-process server: its life, its sentences where it cannot live, and its context."""
 
 import ctypes
 import functools
@@ -334,40 +334,6 @@ def test_extra_options_are_passed_on(tiny):
     with Server(options(tiny, extra=("--metrics", "--alias", "mine"), alias="ours")) as server:
         assert [model["id"] for model in server.get("/v1/models")["data"]] == ["mine"]
         assert server.get("/slots") is not None
-
-
-# ---- clients ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def served(default_model):
-    with Server(ServerOptions(default_model, n_ctx=512, n_threads=1, alias="smol", api_key="secret")) as server:
-        yield server
-
-
-HELLO = [{"role": "user", "content": "Say hello."}]
-
-
-def test_openai_client(served):
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0)
-    assert [model.id for model in client.models.list()] == ["smol"]
-    # A cached second prompt would be one token for the decode kernel, which may decide close calls otherwise: no cache.
-    settings = {"model": "smol", "messages": HELLO, "max_tokens": 12, "temperature": 0, "extra_body": {"cache_prompt": False}}
-    whole = client.chat.completions.create(**settings)
-    text = whole.choices[0].message.content
-    assert text and whole.usage.completion_tokens <= 12
-    chunks = client.chat.completions.create(**settings, stream=True)
-    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-    assert "".join(pieces) == text and len(pieces) > 3
-
-
-def test_openai_client_overflow_and_key(served):
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0)
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="smol", messages=[{"role": "user", "content": "word " * 2000}])
-    assert caught.value.status_code == 400 and caught.value.body["n_ctx"] == 512
-    with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0).models.list()
 
 
 def test_log_to_standard_error_can_be_asked_for(tiny, capfd):

@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/prefix_cache": 3_690,
     "tests/proof": 201,
     "tests/runtime": 6_981,
-    "tests/server": 9_461,
+    "tests/server": 9_444,
     "tests/support": 3_787,
     "tests/templates": 153,
     "tests/tiering": 1_342,

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -105,45 +106,45 @@ def test_without_a_store_nothing_is_asked_for(tiny):
         assert asked(server, tokens) == (299, "slot", None, None)
 
 
-@pytest.fixture
-def full(synthetic, tmp_path):
-    """A model, and a folder with a conversation of 700 tokens."""
-    model, store = synthetic("llama", n_head=6, dtype="f32"), StoreSettings(ram_bytes=64 << 20, folder=tmp_path / "kept")
-    with serve(model, store=store) as server:
+@pytest.fixture(scope="module")
+def kept(synthetic, tmp_path_factory) -> Path:
+    """A folder with a conversation of 700 tokens."""
+    folder = tmp_path_factory.mktemp("kept")
+    with serve(synthetic("llama", n_head=6, dtype="f32"), store=StoreSettings(folder=folder)) as server:
         asked(server, conversation(1, 700))
         server.prefixes.flush()
-    return model, store
+    return folder
 
 
-def _damage(full, monkeypatch):
-    for path in full[1].folder.rglob("*.kv"):
+def _damage(folder, monkeypatch):
+    for path in folder.rglob("*.kv"):
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
 
 
-def _down(full, monkeypatch):
+def _down(folder, monkeypatch):
     monkeypatch.setattr("edgekv.prefix_cache.place.Outage.working", property(lambda _: False))
 
 
-def _cheaper(full, monkeypatch):
+def _cheaper(folder, monkeypatch):
     monkeypatch.setattr(PrefixHit, "worth", lambda hit, reading_s: 0)
 
 
-def _unknown(full, monkeypatch):
+def _unknown(folder, monkeypatch):
     monkeypatch.setattr(Digesting, "unchanged", property(lambda _: False))
 
 
-def _not_attached(full, monkeypatch):
+def _not_attached(folder, monkeypatch):
     monkeypatch.setattr(prefixes_of.attachments, "find", lambda address: None)
 
 
 @pytest.mark.parametrize(("reason", "fault"), [
     ("damaged", _damage), ("tier_down", _down), ("cheaper_to_compute", _cheaper), ("model_unknown", _unknown), ("not_attached", _not_attached)])
-def test_what_stands_in_the_way_is_named(full, monkeypatch, reason, fault):
-    model, store = full
-    fault(full, monkeypatch)
-    with serve(model, store=store) as server:
+def test_what_stands_in_the_way_is_named(tiny, kept, tmp_path, monkeypatch, reason, fault):
+    folder = shutil.copytree(kept, tmp_path / "kept")
+    fault(folder, monkeypatch)
+    with serve(tiny, store=StoreSettings(ram_bytes=64 << 20, folder=folder)) as server:
         assert asked(server, conversation(1, 700)) == (0, None, reason, 0)
         assert counts(server)[2] == {reason: 699}
 

@@ -1,5 +1,6 @@
 """A server takes no kept row where one thing has changed: behind its options, or in the adapters of a request."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,22 +46,29 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_one_thing_that_is_changed_without_an_option(tiny, tmp_path, monkeypatch, name):
-    files = {kind: tmp_path / f"{kind}.gguf" for kind in ("model", "adapter", "vector")}
-    files["model"].write_bytes(tiny.read_bytes())
-    lora(files["adapter"], SHAPE)
-    control_vector(files["vector"], SHAPE)
-    where = StoreSettings(folder=tmp_path / "kept")
-    kv = EXACT | {"type_k": "q8_0", "type_v": "q8_0"}
-    extra = ("--lora", str(files["adapter"]), "--control-vector", str(files["vector"]))
+def found_in(home: Path) -> int:
+    """Tokens that a new server takes from the folder, with the files beside it."""
+    extra = ("--lora", str(home / "adapter.gguf"), "--control-vector", str(home / "vector.gguf"))
+    return from_disk(home / "model.gguf", EXACT | {"type_k": "q8_0", "type_v": "q8_0"}, StoreSettings(folder=home / "kept"), PROMPT, extra=extra)
 
-    def found() -> int:
-        return from_disk(files["model"], kv, where, PROMPT, extra=extra)
 
-    assert (found(), found()) == (0, len(PROMPT))
-    CHANGES[name](files, monkeypatch)
-    assert found() == 0
+@pytest.fixture(scope="module")
+def kept(synthetic, tmp_path_factory) -> Path:
+    """A model, an adapter, a control vector, and a folder with a prompt that was read with them."""
+    home = tmp_path_factory.mktemp("changed")
+    (home / "model.gguf").write_bytes(synthetic("llama", n_layer=SHAPE.n_layer, n_head=SHAPE.n_head, dtype="f32").read_bytes())
+    lora(home / "adapter.gguf", SHAPE)
+    control_vector(home / "vector.gguf", SHAPE)
+    assert found_in(home) == 0
+    return home
+
+
+@pytest.mark.parametrize("name", [None, *CHANGES])
+def test_one_thing_that_is_changed_without_an_option(kept, tmp_path, monkeypatch, name):
+    home = shutil.copytree(kept, tmp_path / "home")
+    if name is not None:
+        CHANGES[name]({kind: home / f"{kind}.gguf" for kind in ("model", "adapter", "vector")}, monkeypatch)
+    assert found_in(home) == (0 if name else len(PROMPT))
 
 
 def test_the_range_of_a_control_vector(tiny, tmp_path):

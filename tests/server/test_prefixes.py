@@ -2,8 +2,10 @@
 samples alike."""
 
 import json
+import shutil
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,9 @@ from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import ConfigError
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime.cells import EARLIER, ROUNDED, SAMPLED
+
+N_WHOLE = 512
+"""Tokens of the whole blocks of a prompt of 600; prompts are read exactly."""
 
 # ---- conversations that come back ---------------------------------------------------------------------------------------------
 
@@ -74,53 +79,54 @@ def test_the_keys_of_an_index_come_back_with_the_rows(synthetic, tmp_path, kv):
         assert server.prefixes.stats()[0].disk.hit_tokens >= len(tokens) - 1
 
 
-def test_what_a_sample_read_is_not_taken_for_exact(tiny, tmp_path):
-    where = StoreSettings(folder=tmp_path)
-    prompt = conversation(3, 600)
-    with serve(tiny, SPARSE, where) as server:
-        answer = ask(server, prompt, 30)
+@pytest.fixture(scope="module")
+def kept_sample(synthetic, tmp_path_factory) -> tuple[Path, list[int]]:
+    """A folder with a conversation whose answer was sampled, and its tokens."""
+    folder, prompt = tmp_path_factory.mktemp("sampled"), conversation(3, 600)
+    with serve(synthetic("llama", n_head=6, dtype="f32"), SPARSE, StoreSettings(folder=folder)) as server:
+        longer = [*prompt, *ask(server, prompt, 30)["tokens"][:-1]]
         server.prefixes.flush()
-    longer = [*prompt, *answer["tokens"][:-1]]
-    with serve(tiny, EXACT, where) as server:
-        assert sources(server, longer)["disk"] == 512  # the blocks of the prompt, which was read exactly
-    with serve(tiny, SPARSE, where) as server:
-        assert sources(server, longer)["disk"] == len(longer)
+    return folder, longer
+
+
+@pytest.fixture
+def sampled(kept_sample, tmp_path) -> tuple[StoreSettings, list[int]]:
+    """The same, in a folder of its own."""
+    folder, longer = kept_sample
+    return StoreSettings(folder=shutil.copytree(folder, tmp_path / "sampled")), longer
+
+
+def test_what_a_sample_read_is_not_taken_for_exact(tiny, sampled):
+    where, longer = sampled
+    for kv in (SPARSE, SPARSE | {"error_every": 0}):  # that setting changes reports only
+        assert from_disk(tiny, kv, where, longer) == len(longer)
+    assert from_disk(tiny, EXACT, where, longer) == N_WHOLE, "the blocks of the prompt, which was read exactly"
 
 
 def test_rounded_rows_are_taken_where_they_may(tiny, tmp_path):
     """By default in mode sparse alone; what is computed behind them does not pass for exact either."""
     prompt, rounding = conversation(6, 700), StoreSettings(folder=tmp_path, codec=CacheCodec.ROUND)
     longer = prompt + conversation(7, 400)
-    with serve(tiny, EXACT, rounding) as server:
-        assert sources(server, prompt)["disk"] == 0
-        server.prefixes.flush()
+    assert from_disk(tiny, EXACT, rounding, prompt) == 0
     assert {path.suffix for path in tmp_path.rglob("*.kv*")} == {".kvr"}
     with serve(tiny, SPARSE, StoreSettings(folder=tmp_path)) as server:
         assert sources(server, longer)["disk"] == 700
         labels = server.runtime.cells.stream().labels
         assert (labels[:700] & ROUNDED).all() and not (labels[700:] & ROUNDED).any()
         server.prefixes.flush()
-    with serve(tiny, EXACT, StoreSettings(folder=tmp_path)) as server:
-        assert sources(server, longer)["disk"] == 0
-    with serve(tiny, SPARSE, StoreSettings(folder=tmp_path, codec=CacheCodec.NONE)) as server:
-        assert sources(server, prompt)["disk"] == 700  # as the exact server has read them meanwhile
+    assert from_disk(tiny, EXACT, StoreSettings(folder=tmp_path), longer) == 0
+    assert from_disk(tiny, SPARSE, StoreSettings(folder=tmp_path, codec=CacheCodec.NONE), prompt) == 700, "the exact server has read them meanwhile"
 
 
 def test_other_types_are_other_rows(tiny, tmp_path):
     where, prompt = StoreSettings(folder=tmp_path), conversation(4, 300)
-    with serve(tiny, EXACT, where) as server:
-        ask(server, prompt)
-        server.prefixes.flush()
-    for types in ({"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}, {"type_k": "q4_0"}):
-        with serve(tiny, EXACT | types, where) as server:
-            assert sources(server, prompt)["disk"] == 0
-            server.prefixes.flush()
-        with serve(tiny, EXACT | types, where) as server:
-            assert sources(server, prompt)["disk"] == 300
-    with serve(tiny, EXACT, where, extra=("--rope-scaling", "linear", "--rope-scale", "2")) as server:
-        assert sources(server, prompt)["disk"] == 0
-    with serve(tiny, EXACT, where) as server:
-        assert sources(server, prompt)["disk"] == 300
+
+    def found(*extra: str, **types: str) -> int:
+        return from_disk(tiny, EXACT | types, where, prompt, extra=extra)
+
+    q4, k_alone = {"type_k": "q4_0", "type_v": "q4_0"}, {"type_k": "q4_0"}
+    assert [found(), found(**q4), found(**k_alone), found("--rope-scaling", "linear", "--rope-scale", "2")] == [0] * 4
+    assert [found(), found(**q4), found(**k_alone)] == [300] * 3
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------------------
@@ -167,25 +173,6 @@ def test_slots_of_one_cache_share_cells(tiny):
         assert ask(server, common, id_slot=2)["tokens"] == alone["tokens"]
 
 
-@pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
-def test_conversations_on_few_slots(tiny, kv):
-    """Eight conversations share two slots, in any order: each grows by its new tokens, and no token is read twice."""
-    rng = np.random.default_rng(7)
-    grown: dict[int, list[int]] = {}
-    with serve(tiny, kv, n_slots=2) as server:
-        for turn in range(30):
-            seed = int(rng.integers(8))
-            before = grown.get(seed, [])
-            prompt = [*(before or [1]), *rng.integers(260, 320, 60).tolist()]
-            answer = ask(server, prompt, 6)
-            assert n_read(answer) <= 61 + (0 if before else 1), (turn, seed)
-            grown[seed] = prompt + answer["tokens"][:-1]
-        last = {seed: ask(server, tokens, 4)["tokens"] for seed, tokens in grown.items()}
-    if kv is EXACT:
-        with serve(tiny, kv, store=None) as server:
-            assert {seed: ask(server, tokens, 4, cache_prompt=False)["tokens"] for seed, tokens in grown.items()} == last
-
-
 # ---- what is not kept ------------------------------------------------------------------------------------------------------------
 
 
@@ -210,24 +197,14 @@ def test_an_address_that_is_none_is_told_at_once(tiny):
 # ---- settings of a sample --------------------------------------------------------------------------------------------
 
 
-N_WHOLE = 512
-"""Tokens of the prompt's whole blocks; prompts are read exactly."""
-
-
 OTHERS = {"resolution": {"sample_budget": 20.0}, "sinks": {"sink_tokens": 32}, "newest": {"recent_tokens": 32}, "whole": {"exact_tokens": 320},
           "policy": {"policy": "ema"}, "sketch": {"sketch": "none", "sample_budget": 2000.0}}
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_was_sampled_with_other_settings_is_not_taken(tiny, tmp_path, name):
-    where, prompt = StoreSettings(folder=tmp_path), conversation(3, 600)
-    with serve(tiny, SPARSE, where) as server:
-        longer = [*prompt, *ask(server, prompt, 30)["tokens"][:-1]]
-        server.prefixes.flush()
-    with serve(tiny, SPARSE | OTHERS[name], where) as server:
-        assert sources(server, longer)["disk"] == N_WHOLE
-    with serve(tiny, SPARSE | {"error_every": 0}, where) as server:  # this setting changes reports only
-        assert sources(server, longer)["disk"] == len(longer)
+def test_what_was_sampled_with_other_settings_is_not_taken(tiny, sampled, name):
+    where, longer = sampled
+    assert from_disk(tiny, SPARSE | OTHERS[name], where, longer) == N_WHOLE
 
 
 def test_what_was_sampled_for_another_error_is_not_taken(tiny, tmp_path, monkeypatch):
@@ -238,11 +215,9 @@ def test_what_was_sampled_for_another_error_is_not_taken(tiny, tmp_path, monkeyp
     with serve(tiny, some | {"target_error": 0.05}, where) as server:
         longer = [*prompt, *ask(server, prompt, 30)["tokens"][:-1]]
         server.prefixes.flush()
-    with serve(tiny, some | {"target_error": 0.05}, where) as server:
-        assert sources(server, longer)["disk"] == len(longer)
+    assert from_disk(tiny, some | {"target_error": 0.05}, where, longer) == len(longer)
     for other in ({"target_error": 0.02}, {"sample_budget": 2000.0}):
-        with serve(tiny, some | other, where) as server:
-            assert sources(server, longer)["disk"] == N_WHOLE
+        assert from_disk(tiny, some | other, where, longer) == N_WHOLE
 
 
 def test_sparse_prompts_have_a_resolution_too(tiny, tmp_path):
@@ -273,5 +248,4 @@ def test_what_was_sampled_before_the_settings_changed_is_not_kept(tiny, tmp_path
         assert np.array_equal(runtime.cells.stream().labels & EARLIER != 0, sampled)
         ask(server, longer, 4)
         server.prefixes.flush()
-    with serve(tiny, SPARSE | {"sample_budget": 2000.0}, where) as server:
-        assert sources(server, longer)["disk"] == len(prompt)
+    assert from_disk(tiny, SPARSE | {"sample_budget": 2000.0}, where, longer) == len(prompt)

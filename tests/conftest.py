@@ -1,7 +1,6 @@
 """Fixtures that several test modules share."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 pytest.register_assert_rewrite("support")
 
 import support.laboratory  # noqa: E402, F401
-from support.native_build import NATIVE, build  # noqa: E402 (support's own assertions are rewritten only when told before)
+from support.native_build import NATIVE, build, prepare  # noqa: E402 (support's own assertions are rewritten only when told before)
 
 # `python -m pytest` puts the repository first on the path, and its edgekv/ is only a part of the installed package.
 _ROOT = Path(__file__).resolve().parent.parent
@@ -123,11 +122,17 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def emulated_backend(emulator: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of the emulated device's ggml backend, built once."""
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pinned llama.cpp with our patches, unpacked once."""
+    folder = tmp_path_factory.mktemp("upstream") / "llama.cpp"
+    prepare(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def emulated_backend(emulator: Path, upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the emulated device's ggml backend, built once with ggml's own headers."""
     from edgekv import _native
 
-    upstream = tmp_path_factory.mktemp("upstream") / "llama.cpp"  # for ggml's own headers
-    subprocess.run([sys.executable, _ROOT / "patches" / "apply.py", "--prepare", upstream], check=True, capture_output=True)
     return build(NATIVE / "tests" / "backend", tmp_path_factory.mktemp("backend"), f"-DGGML_SOURCE={upstream / 'ggml'}",
                  f"-DLIBRARIES={_native.lib_dir()}", f"-DEMULATOR={emulator}", names=("g++",)) / "libggml-emulated.so"

@@ -2,14 +2,11 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.native_build import COMPILERS, NATIVE, compiler, program
-
-ROOT = NATIVE.parent
+from support.native_build import COMPILERS, compiler, prepare, program
 
 
 class NotMadeError(Exception):
@@ -40,8 +37,9 @@ class Maker:
         return done
 
 
-def compile_maker(folder: Path) -> Maker:
-    """Compile the program in an empty folder. Raises NotMadeError where there is no compiler or no source."""
+def compile_maker(folder: Path, upstream: Path | None = None) -> Maker:
+    """Compile the program in an empty folder. upstream: the patched source, where it is there. Raises NotMadeError where there is no compiler or no
+    source."""
     from edgekv import _native
 
     if compiler() is None:
@@ -49,7 +47,7 @@ def compile_maker(folder: Path) -> Maker:
     libraries = next(Path(path).parent for name, path in _native.info()["libraries"].items() if name.startswith("libllama."))
     include = [f"-Illama.cpp/{name}" for name in ("tests", "include", "common", "ggml/include", "vendor", "src")]
     try:
-        subprocess.run([sys.executable, ROOT / "patches" / "apply.py", "--prepare", folder / "llama.cpp"], check=True, capture_output=True, text=True)
+        (folder / "llama.cpp").symlink_to(upstream or prepare(folder / "source"))
         made = program(folder, "tiny_models", ["checkout/tests/architectures/tiny_models.cpp"], "-w", *include, "-Icheckout/native/llama",
                        links=(f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lllama-common", "-lllama", "-lggml", "-lggml-base"))
     except subprocess.CalledProcessError as error:

@@ -6,12 +6,10 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCE = "ggml/src/ggml-cpu/amx/mmq.cpp"
 ROWS = (8, 8, 16, 16, 16, 16, 16, 16)
 ROW_BYTES = (64, 64, 32, 32, 64, 64, 64, 64)
@@ -37,12 +35,11 @@ _KEEP = "\n".join(["leaq {memory}, %r11", *(f"movups {at}(%r11), %xmm15\nmovups 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="only x86-64 has AMX")
 @pytest.mark.parametrize("level", ["-O2", "-O3"])
-def test_the_tile_unit_gets_its_shapes(tmp_path: Path, level: str):
+def test_the_tile_unit_gets_its_shapes(upstream: Path, tmp_path: Path, level: str):
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("a C++ compiler is needed")
-    subprocess.run([sys.executable, ROOT / "patches" / "apply.py", "--prepare", tmp_path / "llama.cpp"], check=True, capture_output=True)
-    text = (tmp_path / "llama.cpp" / SOURCE).read_text()
+    text = (upstream / SOURCE).read_text()
     config = re.search(r"^struct tile_config_t\s*\{.*?^\};", text, re.S | re.M)[0]
     init = re.search(r"^inline void ggml_tile_config_init\(void\) \{.*?^\}", text, re.S | re.M)[0]
     (tmp_path / "tiles.cpp").write_text(_PROGRAM.format(config=config, init=init))

@@ -8,13 +8,12 @@ import random
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.native_build import needs, program
+from support.native_build import needs, prepare, program
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK = """
@@ -56,21 +55,20 @@ def pre_tokenizers(vocabulary: str) -> dict[str, list[str]]:
     return found
 
 
-def make(folder: Path) -> Programs:
-    subprocess.run([sys.executable, ROOT / "patches" / "apply.py", "--prepare", folder / "llama.cpp"], check=True, capture_output=True)
-    source = folder / "llama.cpp" / "src"
+def make(folder: Path, upstream: Path) -> Programs:
+    (folder / "llama.cpp").symlink_to(upstream)
     (folder / "llama-edgekv-splits.h").write_text(STOCK)
     sources = ["checkout/tests/native/splits.cpp", "llama.cpp/src/unicode.cpp", "llama.cpp/src/unicode-data.cpp"]
     glue = "checkout/native/llama"
     ours = program(folder, "ours", [*sources, f"{glue}/llama-edgekv-splits.cpp"], "-Illama.cpp/src", f"-I{glue}")
     stock = program(folder, "stock", sources, "-Illama.cpp/src", "-I.")
-    vocabulary = (source / "llama-vocab.cpp").read_text()
+    vocabulary = (upstream / "src/llama-vocab.cpp").read_text()
     return Programs(pre_tokenizers(vocabulary), ours, stock, re.findall(r'\bt\.first == "([^"]+)"', vocabulary))
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    return make(tmp_path_factory.mktemp("splits"))
+def programs(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return make(tmp_path_factory.mktemp("splits"), upstream)
 
 
 @needs()
@@ -105,7 +103,7 @@ def main() -> None:
     """Prints medians of three, in turns; "-" where std::regex ends by a signal."""
     print("| pre-tokenizer | text | ours, ms | std::regex, ms |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        programs = make(Path(folder))
+        programs = make(Path(folder), prepare(Path(folder) / "source"))
         for name, expressions in programs.expressions.items():
             for what, text in (("10,000 dashes", "-" * 10_000), ("1 MB of dashes", "-" * (1 << 20)), ("1 MB of words", "Some words. " * ((1 << 20) // 12))):
                 found: dict[Path, list[float]] = {programs.ours: [], programs.stock: []}

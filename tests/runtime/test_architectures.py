@@ -18,9 +18,9 @@ SINKS = {"gpt-oss", "mimo2", "granite_swa"}
 
 
 @pytest.fixture(scope="module")
-def maker(tmp_path_factory):
+def maker(upstream, tmp_path_factory):
     try:
-        return compile_maker(tmp_path_factory.mktemp("maker"))
+        return compile_maker(tmp_path_factory.mktemp("maker"), upstream)
     except NotMadeError as error:
         pytest.skip(str(error))
 

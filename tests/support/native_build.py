@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,12 @@ def configure(source: Path, into: Path, *options: str, names: Sequence[str] = CO
     (into / NATIVE.name).symlink_to(NATIVE)
     return ["cmake", "-S", str(into / source.relative_to(NATIVE.parent)), "-B", str(into), "-G", "Unix Makefiles",
             f"-DCMAKE_CXX_COMPILER={compiler(names)}", *options]
+
+
+def prepare(folder: Path) -> Path:
+    """The pinned llama.cpp with our patches, in `folder`. Raises CalledProcessError, with a sentence, where there is no source."""
+    subprocess.run([sys.executable, NATIVE.parent / "patches" / "apply.py", "--prepare", folder], check=True, capture_output=True, text=True)
+    return folder
 
 
 def build(source: Path, into: Path, *options: str, names: Sequence[str] = COMPILERS) -> Path:

@@ -52,7 +52,7 @@ SAMPLES = 100.0
 
 @dataclass
 class Found:
-    """What EdgeKV does with a model. KLDs are the largest over the tokens, in nats, from stock with flash attention on two threads."""
+    """What EdgeKV does with a model. KLDs are the largest over the tokens, in nats, from stock with flash attention on one thread: two processes measure."""
 
     architecture: str
     refused: str | None = None
@@ -67,7 +67,7 @@ class Found:
     """The layers that EdgeKV would attend by the file's header alone: `plan` and `models show` go by these."""
     whole_by_header: list[bool] = field(default_factory=list)
     spread: float = 0.0
-    """Stock from itself: on one thread, without flash attention, the last token of the prompt by itself."""
+    """Stock from itself: on two threads, without flash attention, the last token of the prompt by itself."""
     exact: float = 0.0
     same_bits: bool = False
     """Mode exact gives stock's logits bit for bit."""
@@ -170,7 +170,7 @@ def _spread(found: Found, model: object, stock: np.ndarray) -> None:
     control = another(N_ALMOST_ALL) if any(found.whole_layers) else distant
     found.control, found.control_mean = float(control.max()), float(distant.mean())
     found.spread = max(_apart(stock, _logits(model, tokens, KvOptions(mode="off"), **different)) for different in (
-        {"n_threads": 1, "n_threads_batch": 1}, {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED}, {"n_ubatch": N_PROMPT - 1}))
+        {"n_threads": 2, "n_threads_batch": 2}, {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED}, {"n_ubatch": N_PROMPT - 1}))
 
 
 def _tokens() -> np.ndarray:
@@ -217,7 +217,7 @@ def _model(path: Path, key: str | None = None) -> Iterator[object]:
 def _context(model: object, options: KvOptions, **params: int) -> Iterator[tuple[object, Runtime]]:
     settings = llama_cpp.llama_context_default_params()
     settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = N_CTX, N_PROMPT, N_UBATCH, 1
-    settings.n_threads = settings.n_threads_batch = 2
+    settings.n_threads = settings.n_threads_batch = 1
     settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
     for name, value in params.items():
         setattr(settings, name, value)

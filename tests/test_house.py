@@ -58,7 +58,7 @@ BUDGETS = {
     "tests/planning": 1_586,
     "tests/planted": 601,
     "tests/policies": 704,
-    "tests/prefix_cache": 3_690,
+    "tests/prefix_cache": 3_697,
     "tests/proof": 201,
     "tests/runtime": 6_981,
     "tests/server": 9_444,

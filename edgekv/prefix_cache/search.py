@@ -127,7 +127,7 @@ class Search:
                         longer.append((*path, ChainStep(link, BLOCK_TOKENS, holder)))
             if not longer:
                 break
-            ends = longer
+            ends = sorted(longer, key=lambda path: path[-1].link.reading)
         return ends
 
     def _holder_of(self, link: Link, first: int) -> Holder | None:

@@ -10,7 +10,7 @@ from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.store import PrefixStore
 
-EXACT, _, SAMPLED, SPARSE = Reading
+EXACT, ROUNDED, SAMPLED, SPARSE = Reading
 
 
 def ram_store(n_bytes: int = 1 << 30) -> PrefixStore:
@@ -60,6 +60,13 @@ def test_an_exact_block_serves_for_one_read_sparsely_and_not_the_other_way_round
     assert len(calls) == 4
     save(store, tokens, np.full(512, SAMPLED), calls)
     assert len(calls) == 4
+
+
+def test_of_two_chains_of_whole_blocks_the_better_end_counts():
+    store, tokens = ram_store(), conversation(512)
+    for n, reading in ((512, ROUNDED), (256, EXACT), (512, SPARSE)):
+        save(store, tokens[:n], np.full(n, reading))
+    assert [piece.reading for piece in restore(store, tokens, 0, SPARSE).pieces] == [ROUNDED, ROUNDED]
 
 
 def test_near_miss_names_the_first_token_that_differs():

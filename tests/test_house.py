@@ -28,7 +28,7 @@ BUDGETS = {
     "edgekv/pages": 185,
     "edgekv/planning": 2_627,
     "edgekv/policies": 1_167,
-    "edgekv/prefix_cache": 4_363,
+    "edgekv/prefix_cache": 4_349,
     "edgekv/proof": 940,
     "edgekv/runtime": 1_731,
     "edgekv/server": 5_693,

@@ -36,25 +36,17 @@ class Outcome(enum.Enum):
     """The place is out of order at present."""
 
 
-class Place(Protocol):
-    """Keeps blocks and snapshots of one model identity. No method raises: a failure is a miss, which is counted, and logged once.
-
-    `write`, `pass_over`, `pin`, `tidy` and `touch` are called by one thread, the others by any.
-    """
+class Tier(Protocol):
+    """What has blocks and snapshots of a model identity. No method raises: a failure is a miss, which is counted, and logged once. Any thread calls these."""
 
     name: str
     """As in BlockPiece.source."""
     far: bool
     """Calls are dear, as another machine answers them: one asks for many blocks, and no answer waits for it."""
-    stats: PlaceStats
 
     @property
     def working(self) -> bool:
-        """False while the place is left alone after a failure; it then has nothing."""
-
-    @property
-    def writable(self) -> bool:
-        """False while writing pauses after a failure."""
+        """False while it is left alone after a failure; it then has nothing."""
 
     def have(self, links: Sequence[Link]) -> list[bool]:
         """Whether there is a copy of each that will do."""
@@ -62,8 +54,18 @@ class Place(Protocol):
     def children(self, parents: Sequence[bytes], snapshots: bool = False) -> list[list[Child]]:
         """The blocks that follow each of some blocks, or roots: tails and rounded copies too. snapshots: instead those that hang on each."""
 
-    def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
+    def open(self, links: Sequence[Link]) -> Sequence[Block | HeldBlock | ComingBlock | None]:
         """Blocks and snapshots that can be read, in the order of `links`; None for a block that is missing or was refused."""
+
+
+class Place(Tier, Protocol):
+    """A tier below RAM. One thread calls `write`, `pass_over`, `pin`, `tidy` and `touch`."""
+
+    stats: PlaceStats
+
+    @property
+    def writable(self) -> bool:
+        """False while writing pauses after a failure."""
 
     def write(self, block: Block) -> Outcome:
         """Keep a block, maybe rounded, and drop the tails that it continues; or a snapshot. What was rounded once is not rounded again."""

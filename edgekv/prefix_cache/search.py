@@ -1,17 +1,14 @@
 """Finds the stored chain that goes furthest along a sequence of tokens, and near misses."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from edgekv.common.enums import MissReason
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, n_common
-from edgekv.prefix_cache.coming import ComingBlock
-from edgekv.prefix_cache.held import HeldBlock
-from edgekv.prefix_cache.place import Child, Place
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Link, Reading, ReadWith, child_link, n_common
+from edgekv.prefix_cache.place import Child, Place, Tier
 from edgekv.prefix_cache.results import Miss, NearMiss
 
 AHEAD = 512
@@ -21,25 +18,12 @@ MOST_BELOW = 512
 """Blocks to look at for the length of a chain's rest."""
 
 
-class Holder(Protocol):
-    """A tier that can be asked; see Place."""
-
-    name: str
-    far: bool
-
-    @property
-    def working(self) -> bool: ...
-    def have(self, links: Sequence[Link]) -> list[bool]: ...
-    def children(self, parents: Sequence[bytes], snapshots: bool = False) -> list[list[Child]]: ...
-    def open(self, links: Sequence[Link]) -> Sequence[Block | HeldBlock | ComingBlock | None]: ...
-
-
 class ChainStep(Struct, frozen=True):
     """A block of the chain that was found: the first `n` of its tokens are those asked for."""
 
     link: Link
     n: int
-    holder: Holder
+    tier: Tier
 
 
 class Match(Struct, frozen=True, eq=False):
@@ -68,13 +52,13 @@ class Match(Struct, frozen=True, eq=False):
 
 
 class Search:
-    """The search of a match, over `holders` from the fastest to the slowest. It remembers their answers."""
+    """The search of a match, over `tiers` from the fastest to the slowest. It remembers their answers."""
 
-    def __init__(self, holders: Sequence[Holder], match: Match):
-        self._holders, self._match = holders, match
+    def __init__(self, tiers: Sequence[Tier], match: Match):
+        self._tiers, self._match = tiers, match
         self._tokens, self._root, self._read_with = match.asked[:3]
         self._accepts = match.accepts
-        self._had: list[dict[bytes, bool]] = [{} for _ in holders]
+        self._had: list[dict[bytes, bool]] = [{} for _ in tiers]
 
     def run(self) -> Match:
         """The match, with the longest chain, whose steps except the last are whole blocks, and the near miss after it."""
@@ -85,17 +69,17 @@ class Search:
         n_best, n_refused, siblings = 0, 0, []
         for path in ends if len(rest) else ():
             parent = path[-1].link.key if path else self._root
-            for holder in self._holders:
-                if n_best == len(rest) or not holder.working:
+            for tier in self._tiers:
+                if n_best == len(rest) or not tier.working:
                     continue
-                [children] = holder.children([parent])
+                [children] = tier.children([parent])
                 accepted = self._accepted(children, path)
                 n_refused = max([n_refused, *(n for child in children if (n := n_common(child.tokens, rest)) == min(len(child.tokens), len(rest)))])
                 for child in accepted:
                     n = n_common(child.tokens, rest)
                     siblings.append((n, child))
                     if n > n_best or (n == n_best and n and child.link.label < best[-1].link.label):
-                        n_best, best = n, (*path, ChainStep(child.link, n, holder))
+                        n_best, best = n, (*path, ChainStep(child.link, n, tier))
         position = n_whole + n_best
         if position == len(self._tokens):
             return replace(self._match, steps=best)
@@ -122,21 +106,21 @@ class Search:
                 for reading in range(least, self._accepts + 1):
                     part = self._tokens[first : first + BLOCK_TOKENS]
                     link = child_link(parent, Reading(reading), part, self._read_with.of(Reading(reading)), self._read_with.takes_rounded)
-                    holder = self._holder_of(link, first)
-                    if holder is not None:
-                        longer.append((*path, ChainStep(link, BLOCK_TOKENS, holder)))
+                    tier = self._tier_of(link, first)
+                    if tier is not None:
+                        longer.append((*path, ChainStep(link, BLOCK_TOKENS, tier)))
             if not longer:
                 break
             ends = sorted(longer, key=lambda path: path[-1].link.reading)
         return ends
 
-    def _holder_of(self, link: Link, first: int) -> Holder | None:
-        for holder, had in zip(self._holders, self._had):
+    def _tier_of(self, link: Link, first: int) -> Tier | None:
+        for tier, had in zip(self._tiers, self._had):
             if link.key not in had:
-                asked = self._ahead(link, first, AHEAD if holder.far else 1)
-                had.update(zip((one.key for one in asked), holder.have(asked)))
+                asked = self._ahead(link, first, AHEAD if tier.far else 1)
+                had.update(zip((one.key for one in asked), tier.have(asked)))
             if had[link.key]:
-                return holder
+                return tier
         return None
 
     def _ahead(self, link: Link, first: int, n: int) -> list[Link]:
@@ -172,7 +156,7 @@ class Search:
         pending: list[tuple[Child, list[Child]]] = [(child, [])] if child.link.n == BLOCK_TOKENS else []
         while pending and n_left:
             parent, path = pending.pop()
-            for one in _children_of(parent.link.key, self._holders):
+            for one in _children_of(parent.link.key, self._tiers):
                 n_left -= 1
                 longer = [*path, one]
                 if sum(len(c.tokens) for c in longer) > sum(len(c.tokens) for c in longest):
@@ -188,8 +172,8 @@ def read_with_these(child: Child, read_with: ReadWith) -> Child | None:
     return Child(link, child.tokens) if link == child.link else None
 
 
-def _children_of(parent: bytes, holders: Sequence[Holder]) -> list[Child]:
-    found = [child for holder in holders if not holder.far and holder.working for child in holder.children([parent])[0]]
+def _children_of(parent: bytes, tiers: Sequence[Tier]) -> list[Child]:
+    found = [child for tier in tiers if not tier.far and tier.working for child in tier.children([parent])[0]]
     return list({child.link.key: child for child in found}.values())
 
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.prefix_cache.held import HeldBlock
-from edgekv.prefix_cache.place import Child, Place
+from edgekv.prefix_cache.place import Child, Place, Tier
 from edgekv.prefix_cache.results import KeptSnapshot, Miss, PrefixHit
-from edgekv.prefix_cache.search import AHEAD, Holder, Match
+from edgekv.prefix_cache.search import AHEAD, Match
 from edgekv.prefix_cache.shared_ram import RamTier, SharedRam
 from edgekv.prefix_cache.writer import Writer
 
@@ -64,29 +64,29 @@ class Snapshots:
         tokens, root, read_with, n_have = *match.asked[:3], match.n_have
         last = min(len(tokens) - 1, max(hit.end, n_have))
         parents = self._parents(hit.chain, tokens[:last], root, n_have, read_with)
-        holders: list[Holder] = [ram, *(place for place in match.places if place.working)]
+        tiers: list[Tier] = [ram, *(place for place in match.places if place.working)]
         found: dict[tuple[str, bytes], list[Child]] = {}
         for i in range(len(parents) - 1, goes_on // BLOCK_TOKENS - 1, -1):
             first = i * BLOCK_TOKENS
-            for holder, (link, its_tokens) in sorted(self._below(parents, i, holders, found), key=lambda one: (-one[1].link.n, one[1].link.reading)):
+            for tier, (link, its_tokens) in sorted(self._below(parents, i, tiers, found), key=lambda one: (-one[1].link.n, one[1].link.reading)):
                 fits = (goes_on < first + link.n <= last and link.reading <= match.accepts and np.array_equal(its_tokens, tokens[first : first + link.n])
                         and link == snapshot_link(link.parent, link.reading, its_tokens, read_with.of(link.reading)))
-                if fits and (block := holder.open([link])[0]) is not None:
+                if fits and (block := tier.open([link])[0]) is not None:
                     assert not isinstance(block, HeldBlock), "rows alone lie in slots"
-                    kept = KeptSnapshot(first + link.n, holder.name, block)
+                    kept = KeptSnapshot(first + link.n, tier.name, block)
                     pieces = tuple(replace(piece, n=min(piece.n, kept.position - piece.first))
                                    for piece in hit.pieces if piece.first < kept.position)
                     return replace(hit, pieces=pieces, snapshot=kept, missed=_without(hit.missed, kept.position, last, len(tokens)))
         return replace(hit, pieces=(), missed=_without(hit.missed, goes_on, last, len(tokens)))
 
     @staticmethod
-    def _below(parents: Sequence[bytes], i: int, holders: Sequence[Holder], found: dict[tuple[str, bytes], list[Child]]) -> list[tuple[Holder, Child]]:
+    def _below(parents: Sequence[bytes], i: int, tiers: Sequence[Tier], found: dict[tuple[str, bytes], list[Child]]) -> list[tuple[Tier, Child]]:
         """The snapshots of the i-th parent, by tier. A far one is asked for several parents at once; `found` keeps answers."""
-        for holder in holders:
-            if (holder.name, parents[i]) not in found:
-                asked = parents[max(0, i + 1 - AHEAD) if holder.far else i : i + 1]
-                found.update(((holder.name, parent), children) for parent, children in zip(asked, holder.children(asked, snapshots=True)))
-        return [(holder, child) for holder in holders for child in found.get((holder.name, parents[i]), [])]
+        for tier in tiers:
+            if (tier.name, parents[i]) not in found:
+                asked = parents[max(0, i + 1 - AHEAD) if tier.far else i : i + 1]
+                found.update(((tier.name, parent), children) for parent, children in zip(asked, tier.children(asked, snapshots=True)))
+        return [(tier, child) for tier in tiers for child in found.get((tier.name, parents[i]), [])]
 
     def without_rows(self) -> list[bytes]:
         """Keys of those whose last tokens no block in RAM has, with the lock held."""

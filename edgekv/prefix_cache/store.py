@@ -13,11 +13,11 @@ from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, 
 from edgekv.prefix_cache.coming import ComingBlock, InFlight
 from edgekv.prefix_cache.held import HeldBlock, HeldRows
 from edgekv.prefix_cache.identity import ModelIdentity
-from edgekv.prefix_cache.place import Child, Outcome, Place, log
+from edgekv.prefix_cache.place import Child, Outcome, Place, Tier, log
 from edgekv.prefix_cache.places import open_places, told, unreadable
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import BlockPiece, Holds, KeptSnapshot, Miss, PlaceStats, PrefixHit, Saved, StoreStats
-from edgekv.prefix_cache.search import ChainStep, Holder, Match, Search, read_with_these
+from edgekv.prefix_cache.search import ChainStep, Match, Search, read_with_these
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.shared_ram import RamTier, SharedRam
 from edgekv.prefix_cache.snapshots import Snapshots
@@ -164,12 +164,12 @@ class PrefixStore:
         ends = np.cumsum([step.n for step in steps])
         needed = [i for i, end in enumerate(ends) if end > n_have]
         # From RAM; else from the place where the search found a block; if that fails, or evicted it meanwhile, from any other.
-        order: list[tuple[Holder, bool]] = [(ram, False), *((place, True) for place in places), *((place, False) for place in places)]
-        for holder, found in order:
-            wanted = [i for i in needed if opened[i] is None and (holder is ram or (steps[i].holder is holder) == found)]
-            if wanted and holder.working:
-                for i, block in zip(wanted, holder.open([steps[i].link for i in wanted])):
-                    opened[i] = None if block is None else (block, holder.name)
+        order: list[tuple[Tier, bool]] = [(ram, False), *((place, True) for place in places), *((place, False) for place in places)]
+        for tier, found in order:
+            wanted = [i for i in needed if opened[i] is None and (tier is ram or (steps[i].tier is tier) == found)]
+            if wanted and tier.working:
+                for i, block in zip(wanted, tier.open([steps[i].link for i in wanted])):
+                    opened[i] = None if block is None else (block, tier.name)
         return opened
 
     def _let_stay(self, hit: PrefixHit) -> None:
@@ -278,12 +278,12 @@ class PrefixStore:
         """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings. Rounded copies count where these
         rows are to be rounded, or may have been."""
         rounded = may_round or Reading.ROUNDED in readings
-        near: list[Holder] = [self._upper, *(place for place in self.places if not place.far and place.working)]
+        near: list[Tier] = [self._upper, *(place for place in self.places if not place.far and place.working)]
         if len(part) == BLOCK_TOKENS:
             links = [child_link(parent, Reading(reading), part, read_with.of(Reading(reading)), rounded) for reading in readings]
-            had = [holder.have(links) for holder in near]
+            had = [tier.have(links) for tier in near]
             return next((link for i, link in enumerate(links) if any(one[i] for one in had)), None)
-        children: list[Child] = [child for holder in near for child in holder.children([parent])[0]]
+        children: list[Child] = [child for tier in near for child in tier.children([parent])[0]]
         found = [known.link for child in children
                  if child.link.reading in readings and (rounded or not child.link.rounded) and np.array_equal(child.tokens[: len(part)], part)
                  if (known := read_with_these(child, read_with)) is not None]

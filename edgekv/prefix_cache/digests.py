@@ -30,31 +30,29 @@ def digest_of_model(path: Path, kept_in: Path | None = None) -> bytes:
     A digest that was computed before for a file with the same device, inode, size and times of its last change is taken from `kept_in`, by
     default a folder of this user's cache. Raises ModelError if a file cannot be read, or changes meanwhile.
     """
-    folder = default_folder() if kept_in is None else kept_in
-    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"edgekv-model")
+    folder, digests = default_folder() if kept_in is None else kept_in, []
     for part in parts(Path(path)):
         try:
-            whole.update(_digest_of_file(part, folder))
+            digests.append(_digest_of_file(part, folder))
         except FileNotFoundError:
             raise ModelError(f"there is no file {part}") from None
         except OSError as error:
             raise ModelError(f"{part} cannot be read: {error.strerror}") from None
-    return whole.digest()
+    return _joined(digests)
 
 
 def known_digest(path: Path, kept_in: Path | None = None) -> bytes | None:
     """The same if it was computed before and kept; None otherwise, and for files that cannot be read. No file is read."""
-    folder = default_folder() if kept_in is None else kept_in
-    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"edgekv-model")
-    for part in parts(Path(path)):
-        try:
-            known = _known(_kept_as(_stamp(part.stat()), folder))
-        except OSError:
-            return None
-        if known is None:
-            return None
-        whole.update(known)
-    return whole.digest()
+    folder, files = default_folder() if kept_in is None else kept_in, parts(Path(path))
+    try:
+        known = [digest for part in files if (digest := _known(_kept_as(_stamp(part.stat()), folder))) is not None]
+    except OSError:
+        return None
+    return _joined(known) if len(known) == len(files) else None
+
+
+def _joined(digests: list[bytes]) -> bytes:
+    return hashlib.blake2b(b"".join(digests), digest_size=_DIGEST_BYTES, person=b"edgekv-model").digest()
 
 
 def stamps_of_model(path: Path) -> tuple[tuple[int, ...], ...]:

@@ -159,12 +159,6 @@ class PrefixHit(Struct, frozen=True):
         """The position at which a sequence continues with this hit; 0: the hit is empty."""
         return self.end if self.snapshot is None else self.snapshot.position
 
-    def up_to(self, n: int) -> PrefixHit:
-        """The part that covers the first n tokens; empty if its snapshot lies after them."""
-        if self.snapshot is not None:
-            return self if self.snapshot.position <= n else replace(self, pieces=(), snapshot=None)
-        return replace(self, pieces=pieces_up_to(self.pieces, n))
-
     def behind(self, n_have: int) -> PrefixHit:
         """The part that continues the first n_have tokens; no piece if none continues them."""
         rest = [piece for piece in self.pieces if piece.first + piece.n > n_have]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from edgekv._native import http_server as native
 from edgekv._native.prefix_callbacks import CachedTokens, Medium
 from edgekv.common.enums import MissReason
@@ -50,4 +52,4 @@ def worth(hit: PrefixHit) -> PrefixHit:
 def before_media(hit: PrefixHit, media: Sequence[Medium]) -> PrefixHit:
     """The hit, cut at the beginning of a medium in which it ends."""
     n = whole_media(media, hit.end)
-    return hit.up_to(n) if n == hit.end else hit.up_to(n).because(Miss(MissReason.INSIDE_MEDIA, n))
+    return hit if n == hit.end else replace(hit, pieces=pieces_up_to(hit.pieces, n), missed=Miss(MissReason.INSIDE_MEDIA, n))

@@ -9,7 +9,6 @@ from concurrent.futures import wait as wait_for
 from edgekv._native import http_server as native
 from edgekv._native.token_rows import HeldTokens
 from edgekv.prefix_cache.store import MOST_WAIT_S
-from edgekv.prefix_cache.writer import PAUSE_S
 
 STILL_S, STILL_GAPS = 0.5, 3
 """No token for so many seconds and so many gaps between tokens: no answer gets any."""
@@ -37,27 +36,28 @@ class Answers:
         with self._lock:
             if n != self._n:
                 self._n, self._since = n, time.monotonic()
-            return time.monotonic() - self._since <= min(PAUSE_S, max(STILL_S, STILL_GAPS * gap_s))
+            return time.monotonic() - self._since <= max(STILL_S, STILL_GAPS * gap_s)
 
 
 class RowsInSlots:
-    """The decoding thread calls it. What nobody asks for here leaves its cells all the same, on that thread (`HeldTokens.needed`)."""
+    """Empties slots beside answers; the decoding thread calls it. What nobody asks for here leaves its cells in the same way (`HeldTokens.take_out`), once
+    the cells are needed, on that thread."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, list[tuple[int, weakref.ref[HeldTokens]]]] = {}  # by sequence: the end of a block, and its rows
+        self._rows: list[tuple[int, int, weakref.ref[HeldTokens]]] = []  # a sequence, the end of a block, and its rows
         self._moves: dict[int, Future[None]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="edgekv-save")
 
     def add(self, seq_id: int, end: int, rows: HeldTokens) -> None:
         """Rows of a sequence, up to its token `end`, are kept where they are. They are forgotten once nothing else refers to them."""
-        self._rows[seq_id] = [*self._of(seq_id), (end, weakref.ref(rows))]
+        self._rows = [*(one for one in self._rows if one[2]() is not None), (seq_id, end, weakref.ref(rows))]
 
     def ready(self, seq_id: int, n_have: int, moment_s: float) -> bool:
         """Whether nothing that is kept lies behind a sequence's first n_have tokens, which must go. A thread copies it meanwhile. `moment_s`: longest
         wait of this call."""
         move = self._moves.get(seq_id)
         if move is None:
-            rows = [one for end, ref in self._of(seq_id) if end > n_have and (one := ref()) is not None]
+            rows = [one for of, end, ref in self._rows if of == seq_id and end > n_have and (one := ref()) is not None]
             if not rows:
                 return True
             try:
@@ -69,16 +69,12 @@ class RowsInSlots:
         del self._moves[seq_id]
         return True
 
-    def _of(self, seq_id: int) -> list[tuple[int, weakref.ref[HeldTokens]]]:
-        return [one for one in self._rows.get(seq_id, []) if one[1]() is not None]
-
     def close(self) -> None:
         """The stores are closed: nothing is held any more."""
         self._thread.shutdown()
-        for seq_id in self._rows:
-            for _, ref in self._of(seq_id):
-                if (rows := ref()) is not None:
-                    rows.release()
+        for _, _, ref in self._rows:
+            if (rows := ref()) is not None:
+                rows.release()
 
 
 def _take_out(rows: list[HeldTokens]) -> None:

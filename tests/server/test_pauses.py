@@ -17,7 +17,7 @@ from edgekv.server import saving
 from edgekv.server.saving import STILL_GAPS, STILL_S, Answers
 
 
-@pytest.mark.parametrize(("gap_s", "still_s"), [(0.0, STILL_S), (0.4, STILL_GAPS * 0.4), (9.0, writer.PAUSE_S)])
+@pytest.mark.parametrize(("gap_s", "still_s"), [(0.0, STILL_S), (0.4, STILL_GAPS * 0.4)])
 def test_an_answer_runs_while_its_tokens_come(monkeypatch: pytest.MonkeyPatch, gap_s: float, still_s: float):
     """Slots that get no tokens read prompts, or the decoding thread waits."""
     now, found = [100.0], [(7, gap_s)]
@@ -48,7 +48,6 @@ def test_a_server_writes_when_its_answer_has_ended(tiny, monkeypatch: pytest.Mon
     """Two blocks of the prompt, and the rest with the answer; and none of it stays in RAM."""
     monkeypatch.setattr(writer, "PAUSE_S", 3600.0)
     monkeypatch.setattr(saving, "STILL_S", 3600.0)
-    monkeypatch.setattr(saving, "PAUSE_S", 3600.0)
     read, at_work = HeldTokens.read, []
 
     def noted(held: HeldTokens, *arguments: Any) -> np.ndarray:

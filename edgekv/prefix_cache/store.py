@@ -195,14 +195,13 @@ class PrefixStore:
 
     # ---- inserting -------------------------------------------------------------------------------------------------------------------
 
-    def insert(self, of: Conversation, readings: np.ndarray, read: Callable[[int, int], np.ndarray] | None, rounded: np.ndarray | None = None,
-               hold: Callable[[int, int], HeldRows] | None = None) -> Saved:
+    def insert(self, of: Conversation, readings: np.ndarray, rows: Callable[[int, int], np.ndarray | HeldRows], rounded: np.ndarray | None = None) -> Saved:
         """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `rounded`: whether a place rounded the rows of each token,
         bool [n], so that none may again; None: none may round them.
 
-        `read(first, n)` gives the payload of these tokens, uint8 [layout.block_bytes(n)], which then belongs to the store. It is called on
-        the calling thread, only for what the store lacks. Places below RAM are written to afterwards, by their threads.
-        `hold(first, n)`, instead: these rows stay where they are, and RAM gets them when their cells are needed.
+        `rows(first, n)` is called on the calling thread, only for what the store lacks: the payload of these tokens, uint8 [layout.block_bytes(n)],
+        which then belongs to the store; or they stay where they are, and RAM gets them when their cells are needed. Places below RAM are written to
+        afterwards, by their threads.
         """
         of = self._complete(of)
         tokens, labels = of.tokens, np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
@@ -216,29 +215,13 @@ class PrefixStore:
         for part, link, known, may_round in self._blocks(of, labels, rounded):
             if known:
                 n_known += len(part)
-            elif hold is not None:
-                self._hold(HeldBlock(link, part.copy(), hold(n_known + n_new, len(part)), self.identity.layout, may_round), of.in_memory)
-                n_new += len(part)
             else:
-                assert read is not None
-                n_bytes = self.identity.layout.block_bytes(len(part)) + part.nbytes
+                block = self._block(link, part.copy(), rows(n_known + n_new, len(part)), may_round)
                 with self._lock:
-                    if not self._make_room(n_bytes, {one.key for one in chain}, deadline):
+                    if not self._make_room(block.n_bytes, {one.key for one in chain}, deadline):
                         break
-                    self._ram.n_bytes += n_bytes  # or others that are saved meanwhile take it
-                began = time.monotonic()
-                try:
-                    block = Block(link, part.copy(), self._checked(read(n_known + n_new, len(part)), len(part)), may_round)
-                except BaseException:
-                    with self._lock:
-                        self._ram.n_bytes -= n_bytes
-                    raise
-                deadline += time.monotonic() - began  # a caller may wait there for something else than the writer
-                with self._lock:
-                    self._ram.n_bytes -= n_bytes
-                    if (had := self._ram.get(link.key)) is None or had.link.rounded:
-                        self._put(block)
-                        self._write(link.key, of.in_memory)
+                    self._put(block)
+                    self._write(link.key, of.in_memory)
                 n_new += len(part)
             chain.append(link.copy(may_round))
         with self._lock:
@@ -289,18 +272,17 @@ class PrefixStore:
                  if (known := read_with_these(child, read_with)) is not None]
         return min(found, key=lambda link: link.reading, default=None)
 
-    def _hold(self, block: HeldBlock, in_memory: bool) -> None:
-        one = weakref.ref(block)
+    def _block(self, link: Link, tokens: np.ndarray, rows: np.ndarray | HeldRows, may_round: bool) -> Block | HeldBlock:
+        if isinstance(rows, np.ndarray):
+            return Block(link, tokens, self._checked(rows, len(tokens)), may_round)
+        one = weakref.ref(block := HeldBlock(link, tokens, rows, self.identity.layout, may_round))
 
         def needed(until: float | None = None) -> None:
             if (block := one()) is not None:
                 self.shared.take_out(block, bool(self.settings.ram_bytes), self.most_ram_bytes, until or time.monotonic() + MOST_WAIT_S, self._stats)
 
-        assert block.rows is not None
-        block.rows.needed = needed
-        with self._lock:
-            self._put(block)
-            self._write(block.link.key, in_memory)
+        rows.needed = needed
+        return block
 
     def _checked(self, payload: np.ndarray, n: int) -> np.ndarray:
         expected = self.identity.layout.block_bytes(n)

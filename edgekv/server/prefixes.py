@@ -267,18 +267,16 @@ class Prefixes:
             store.insert_snapshot(of, kept.readings, runtime.tokens.snapshot(held.seq_id))
 
     def _insert_rows(self, runtime: Runtime, store: PrefixStore, seq_id: int, of: Conversation, kept: KeptTokens) -> None:
-        def hold(first: int, n: int) -> HeldTokens:
-            rows = runtime.tokens.hold(seq_id, kept.cells[first:first + n])
-            self._in_slots.add(seq_id, first + n, rows)
-            return rows
+        def rows(first: int, n: int) -> np.ndarray | HeldTokens:
+            cells = kept.cells[first:first + n]
+            try:
+                held = runtime.tokens.hold(seq_id, cells)
+            except NativeError:  # they are not in host memory
+                return runtime.tokens.read(seq_id, cells, store.identity.layout.block_bytes(n))
+            self._in_slots.add(seq_id, first + n, held)
+            return held
 
-        def read(first: int, n: int) -> np.ndarray:
-            return runtime.tokens.read(seq_id, kept.cells[first:first + n], store.identity.layout.block_bytes(n))
-
-        try:
-            saved = store.insert(of, kept.readings, None, kept.rounded, hold)
-        except NativeError:  # rows are not in host memory
-            saved = store.insert(of, kept.readings, read, kept.rounded)
+        saved = store.insert(of, kept.readings, rows, kept.rounded)
         if self.conversation is not None and self._where.folder is not None:
             self._claims.submit(_claim, self._where.folder, self.conversation, [link.key for link in saved.chain])
 

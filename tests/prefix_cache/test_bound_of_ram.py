@@ -1,11 +1,8 @@
 """The bound of RAM holds while a long chain is restored: its rows stream through."""
 
 import threading
-import time
 import tracemalloc
-import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,12 +10,10 @@ from support import stores
 from support.prefix_rows import conversation, exact
 from support.redis_server import RedisServer
 
-from edgekv.prefix_cache import store as store_module
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading, most_in_flight
 from edgekv.prefix_cache.coming import InFlight, layer_groups
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
-from edgekv.prefix_cache.results import PrefixHit, StoreStats
-from edgekv.prefix_cache.shared_ram import SharedRam
+from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.store import PrefixStore
 
 EXACT = Reading.EXACT
@@ -111,60 +106,3 @@ def test_who_asks_for_more_than_may_be_in_flight_waits():
     asks.join(10)
     assert came == [1] and flight.n_bytes == flight.most_bytes // 2
     assert len(flight.array(0)) == 0
-
-
-def test_saves_at_the_same_time_share_the_bound():
-    """Each slot of a server saves on a thread of its own: rows that have no room are not even read."""
-    store = open_store(3 * BLOCK_BYTES)
-    reads, most, lock = set(), [0], threading.Lock()
-
-    def read(first: int, n: int) -> np.ndarray:
-        me = threading.get_ident()
-        with lock:
-            reads.add(me)
-            most.append(len(reads))
-        threading.Event().wait(0.3)  # for the others
-        with lock:
-            reads.remove(me)
-        return rows(first, n)
-
-    def save(seed: int) -> None:
-        tokens = conversation(2 * BLOCK_TOKENS, seed)
-        store.insert(Conversation(tokens), exact(tokens), read)
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(save, range(6)))
-    assert 1 <= max(most) <= 3 and store.stats().ram.n_bytes <= 3 * BLOCK_BYTES
-    store.close()
-
-
-def test_rows_that_cannot_be_read_leave_their_room():
-    store = open_store(2 * WHOLE)
-
-    def fail(first: int, n: int) -> np.ndarray:
-        raise MemoryError
-
-    with pytest.raises(MemoryError):
-        store.insert(Conversation(TOKENS), exact(TOKENS), fail)
-    assert store.stats().ram.n_bytes == 0
-    store.close()
-
-
-def test_the_wait_for_a_writer_does_not_count_the_time_of_reads(monkeypatch):
-    """A server's rows are read between answers: that may take minutes, and each block may still wait for room."""
-    store, clock, left = open_store(WHOLE), types.SimpleNamespace(monotonic=lambda: clock.now, time=time.time, now=0.0), []
-    make_room = SharedRam.make_room
-
-    def noted(shared: SharedRam, n_bytes: int, most_bytes: int, chain: set[bytes], deadline: float, stats: StoreStats) -> bool:
-        left.append(deadline - clock.now)
-        return make_room(shared, n_bytes, most_bytes, chain, deadline, stats)
-
-    def read(first: int, n: int) -> np.ndarray:
-        clock.now += 64.0
-        return rows(first, n)
-
-    monkeypatch.setattr(store_module, "time", clock)
-    monkeypatch.setattr(SharedRam, "make_room", noted)
-    tokens = TOKENS[: 3 * BLOCK_TOKENS]
-    store.insert(Conversation(tokens), exact(tokens), read)
-    assert left == pytest.approx([store_module.MOST_WAIT_S] * 3)

@@ -20,7 +20,7 @@ def hold(store: PrefixStore, tokens: np.ndarray = TOKENS) -> list[InSlot]:
         held.append(InSlot(read(first, n), n))
         return held[-1]
 
-    store.insert(Conversation(tokens), exact(tokens), None, hold=rows)
+    store.insert(Conversation(tokens), exact(tokens), rows)
     return held
 
 

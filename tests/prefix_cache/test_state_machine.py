@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
             return rows
 
         self.slots += [[]] if in_slot else []
-        saved = self.store.insert(Conversation(tokens, stays=stays), readings, read, hold=hold if in_slot else None)
+        saved = self.store.insert(Conversation(tokens, stays=stays), readings, hold if in_slot else read)
         n_kept = saved.n_known + saved.n_new
         assert n_kept + saved.n_left_out == len(tokens)
         self.saved.append((tokens[:n_kept], readings[:n_kept]))

@@ -41,7 +41,7 @@ BUDGETS = {
     "native/include": 1_352,
     "native/llama": 4_850,
     "native/server": 8_359,
-    "native/src": 20_474,
+    "native/src": 20_412,
     "native/tests": 8_390,
     "native/tests/ptx": 1_479,
     "patches": 4_362,

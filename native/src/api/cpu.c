@@ -4,10 +4,17 @@
 #include <stdint.h>
 #include <string.h>
 
-extern const char edgekv_cpu_needed_names[]; /* cpu_needed.c */
+extern const char * const edgekv_cpu_sets[][2]; /* cpu_needed.c */
 
 const char * edgekv_cpu_needed(void) {
-    return edgekv_cpu_needed_names;
+    static char names[512];
+    names[0] = 0;
+    for (int i = 0; edgekv_cpu_sets[i][0]; ++i) {
+        if (edgekv_cpu_sets[i][1][0] != '_') {
+            strcat(strcat(names, edgekv_cpu_sets[i][0]), " ");
+        }
+    }
+    return names;
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -2,7 +2,7 @@
 set(here ${CMAKE_CURRENT_LIST_DIR})
 set(EDGEKV_KERNEL_SOURCES ${here}/isa.cpp ${here}/decode/attend_reference.cpp ${here}/select/sample_reference.cpp
     ${here}/sketch/sketch_reference.cpp ${here}/sketch/sketch_layout.cpp ${here}/simd/tiles.cpp ${here}/prefill/prompt_choice.cpp
-    ${here}/prefill/prompt_reference.cpp)
+    ${here}/prefill/prompt_reference.cpp ${here}/matmul/products_reference.cpp)
 set(edgekv_kernels decode/attend matmul/products prefill/prompt select/sample sketch/sketch)
 # The code below writes a kernel's file for each instruction set that has no file of its own. The files differ in the header with the
 # functions, in the table made of them, and in the instruction set.

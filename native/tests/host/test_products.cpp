@@ -286,7 +286,7 @@ void check_values(const Kernels & with) {
 
 std::vector<Kernels> all_kernels() {
     std::vector<Kernels> found;
-    for (const char * name : {"portable", "avx2", "avxvnni", "avx512vnni", "amx"}) {
+    for (const char * name : {"avx2", "avxvnni", "avx512vnni", "amx"}) {
         if (product_kernels(name)) {
             found.push_back({name, *product_kernels(name), std::strcmp(name, "amx") == 0});
         }

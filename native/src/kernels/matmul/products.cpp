@@ -8,18 +8,18 @@ namespace {
 
 #if EDGEKV_X86
 constexpr KernelTables<ProductKernels> kTables = {
-    &kProductsPortable, EDGEKV_BUILT_PLAIN(avx2, avxvnni, kProductsAvx2),
+    nullptr, EDGEKV_BUILT_PLAIN(avx2, avxvnni, kProductsAvx2),
     EDGEKV_BUILT(avxvnni, kProductsAvxVnni), EDGEKV_BUILT_PLAIN(avx2, avxvnni, kProductsAvx2),
     EDGEKV_BUILT(avx512vnni, kProductsAvx512Vnni)};
 constexpr const ProductKernels * kAmx = EDGEKV_BUILT(amx, kProductsAmx);
-#elif EDGEKV_ARM64
-constexpr KernelTables<ProductKernels> kTables = {&kProductsPortable, &kProductsPortable, &kProductsPortable};
 #else
-constexpr KernelTables<ProductKernels> kTables = {&kProductsPortable};
+constexpr KernelTables<ProductKernels> kTables = {};
 #endif
 
+// A graph that was built with another instruction set may have products where the present one has none: then the best one's serve.
 const ProductKernels & kernels(Isa isa) {
 #if EDGEKV_X86
+    isa = isa == Isa::portable ? isa_best() : isa;
     if (isa == Isa::amx) {
         return *kAmx;
     }

@@ -13,13 +13,12 @@ struct ProductKernels {
     void (*weigh_values)(const float * values, float factor, const float * weights, int n, float * out);
     void (*gate_values)(GateForm form, const float * gate, const float * up, int n, float * out);
 };
-extern const ProductKernels kProductsPortable;
 extern const ProductKernels kProductsAvx2;
 extern const ProductKernels kProductsAvxVnni;
 extern const ProductKernels kProductsAvx512Vnni;
 extern const ProductKernels kProductsAmx;  // sixteens too
 
-// By name: "portable", "avx2", "avxvnni", "avx512vnni" or "amx"; null if not compiled in or not usable on this CPU.
+// By name: "avx2", "avxvnni", "avx512vnni" or "amx"; null if not compiled in or not usable on this CPU.
 const ProductKernels * product_kernels(const char * name);
 
 }  // namespace edgekv

@@ -1,17 +1,14 @@
-// The specifications of products.
+// The specifications of products, over rows as they lie in the file.
 #include <algorithm>
 #include <cmath>
 
 #include "kernels/half.h"
-#include "kernels/matmul/products_internal.h"
+#include "kernels/matmul/products.h"
 #include "kernels/matmul/weight_blocks.h"
 
 namespace edgekv {
 
 namespace {
-
-// Byte i of one row's codes, which lie in eight rows' pieces.
-uint8_t code_byte(const uint8_t * codes, int row, int i) { return codes[i / 8 * 64 + row * 8 + i % 8]; }
 
 int nibble(uint8_t byte, bool high) { return high ? byte >> 4 : byte & 15; }
 
@@ -55,23 +52,7 @@ double value(const BlockIQ4_XS & b, int at) {
     const int j = at / 32, scale = nibble(b.low[j / 2], j % 2) | (b.high >> 2 * j & 3) << 4;
     return half_to_double(b.d) * (scale - 32) * kIq4Values[nibble(b.codes[16 * j + at % 16], at % 32 >= 16)];
 }
-double mxfp4(uint8_t exponent, int code) { return std::ldexp(kMxfp4Values[code], exponent - 128); }
-double value(const BlockMXFP4 & b, int at) { return mxfp4(b.exponent, nibble(b.codes[at % 16], at >= 16)); }
-
-// Value `at` of a block of row `row` of eight.
-double value(const EightQ4_0 & b, int row, int at) {
-    return half_to_double(b.d[row]) * ((nibble(code_byte(b.codes, row, at % 16), at >= 16) ^ 8) - 8);
-}
-double value(const EightQ4_K & b, int row, int at) {
-    const int j = at / 32, code = nibble(code_byte(b.codes, row, j / 2 * 32 + at % 32), j % 2);
-    return of_k(b.d[row], b.dmin[row], six_bits(b.scales[j], row, false), six_bits(b.scales[j], row, true), code);
-}
-double value(const EightIQ4_NL & b, int row, int at) {
-    return half_to_double(b.d[row]) * kIq4Values[nibble(code_byte(b.codes, row, at % 16), at >= 16)];
-}
-double value(const EightMXFP4 & b, int row, int at) {
-    return mxfp4(b.exponent[row], nibble(code_byte(b.codes, row, at % 16), at >= 16));
-}
+double value(const BlockMXFP4 & b, int at) { return std::ldexp(kMxfp4Values[nibble(b.codes[at % 16], at >= 16)], b.exponent - 128); }
 
 template <class Block>
 double plain(const ProductProblem & p, int row, int at) {
@@ -80,28 +61,21 @@ double plain(const ProductProblem & p, int row, int at) {
     return value(blocks[at / n], at % n);
 }
 
-template <class Eight>
-double of_eight(const ProductProblem & p, int row, int at) {
-    const int n = weight_values(p.type);
-    const auto * blocks = reinterpret_cast<const Eight *>(p.weights + static_cast<size_t>(row / 8 * 8) * p.weight_stride);
-    return value(blocks[at / n], row % 8, at % n);
-}
-
 }  // namespace
 
 double weight_value(const ProductProblem & p, int row, int at) {
     switch (p.type) {
-        case WeightType::q4_0: return p.layout == WeightLayout::eights ? of_eight<EightQ4_0>(p, row, at) : plain<BlockQ4_0>(p, row, at);
+        case WeightType::q4_0: return plain<BlockQ4_0>(p, row, at);
         case WeightType::q4_1: return plain<BlockQ4_1>(p, row, at);
         case WeightType::q5_0: return plain<BlockQ5_0>(p, row, at);
         case WeightType::q5_1: return plain<BlockQ5_1>(p, row, at);
         case WeightType::q8_0: return plain<BlockQ8_0>(p, row, at);
-        case WeightType::q4_k: return p.layout == WeightLayout::eights ? of_eight<EightQ4_K>(p, row, at) : plain<BlockQ4_K>(p, row, at);
+        case WeightType::q4_k: return plain<BlockQ4_K>(p, row, at);
         case WeightType::q5_k: return plain<BlockQ5_K>(p, row, at);
         case WeightType::q6_k: return plain<BlockQ6_K>(p, row, at);
-        case WeightType::iq4_nl: return p.layout == WeightLayout::eights ? of_eight<EightIQ4_NL>(p, row, at) : plain<BlockIQ4_NL>(p, row, at);
+        case WeightType::iq4_nl: return plain<BlockIQ4_NL>(p, row, at);
         case WeightType::iq4_xs: return plain<BlockIQ4_XS>(p, row, at);
-        case WeightType::mxfp4: return p.layout == WeightLayout::eights ? of_eight<EightMXFP4>(p, row, at) : plain<BlockMXFP4>(p, row, at);
+        case WeightType::mxfp4: return plain<BlockMXFP4>(p, row, at);
     }
     return 0;
 }
@@ -166,8 +140,5 @@ void gate_values_reference(GateForm form, const float * gate, const float * up, 
         out[i] = static_cast<float>(x / (1.0 + std::exp(-y)) * static_cast<double>(up[i]));
     }
 }
-
-const ProductKernels kProductsPortable = {multiply_rows_reference, multiply_rows_reference, quantise_token_reference,
-                                          rms_factor_reference, weigh_values_reference, gate_values_reference};
 
 }  // namespace edgekv

@@ -36,14 +36,10 @@ llama_context * edgekv_llama(const edgekv_context * ctx) {
 }
 
 edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_thread(ctx));
     edgekv_params params = ctx->params;
     params.mode = mode;
-    if (const edgekv_status status = check_params(params); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_params(params));
     if (mode != EDGEKV_MODE_OFF && !hooks_enabled()) {
         return fail(EDGEKV_DISABLED, "EDGEKV=0 is set: only the stock path can run");
     }
@@ -191,9 +187,7 @@ int edgekv_stream_of(const edgekv_context * ctx, int seq_id) {
 
 edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, edgekv_rows * out) {
     edgekv_layer info;
-    if (const edgekv_status status = edgekv_get_layer(ctx, il, &info); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(edgekv_get_layer(ctx, il, &info));
 
     const auto &        llama   = ctx->layers[il]->llama;
     const ggml_tensor * tensor = ctx->layers[il]->slides() ? nullptr : value ? llama.v : llama.k;

@@ -42,16 +42,12 @@ edgekv_status find_library(edgekv_device_kind kind, int index, const DeviceLibra
 
 edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_device_info * out) {
     const DeviceLibrary * library;
-    if (const edgekv_status status = find_library(kind, index, library); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(find_library(kind, index, library));
     return library->info(index, out) ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, library->last_error());
 }
 
 edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, size_t host_bytes, edgekv_rates * out) {
     const DeviceLibrary * library;
-    if (const edgekv_status status = find_library(kind, index, library); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(find_library(kind, index, library));
     return library->rates(index, host_bytes, out) ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, library->last_error());
 }

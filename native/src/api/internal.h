@@ -15,6 +15,12 @@ constexpr int kNumIsa   = sizeof(kAllIsa) / sizeof(kAllIsa[0]);
 // keeps the sentence for this thread's edgekv_last_error() and returns the status
 edgekv_status fail(edgekv_status status, const std::string & sentence);
 
+// Ends the function with the status of a call that is not EDGEKV_OK.
+#define EDGEKV_TRY(call)                                                \
+    do {                                                                \
+        if (const edgekv_status s_ = (call); s_ != EDGEKV_OK) return s_; \
+    } while (false)
+
 edgekv_status told(const Failure & failure);  // the same with a failure's sentence, or EDGEKV_OK
 
 edgekv_status choose_isa();  // takes the instruction set that EDGEKV_ISA names, or the best

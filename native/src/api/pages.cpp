@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <new>
 #include <vector>
 
 using namespace edgekv;
@@ -37,19 +36,13 @@ edgekv_status check_selection(const edgekv_selection & s) {
 }  // namespace edgekv
 
 edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
-    if (const edgekv_status status = check_selection(*selection); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_thread(ctx));
+    EDGEKV_TRY(check_selection(*selection));
     return guarded([&] { return told(ctx->set_selection(*selection)); });
 }
 
 edgekv_status edgekv_set_resolutions(edgekv_context * ctx, const float * resolutions, int n_layers, int n_heads) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_thread(ctx));
     const auto fits = [](float x) { return x == 0.0f || (x >= 1.0f && std::isfinite(x)); };
     const size_t n = resolutions ? static_cast<size_t>(ctx->shape.n_layers) * ctx->shape.n_heads : 0;
     if (resolutions && (n_layers != ctx->shape.n_layers || n_heads != ctx->shape.n_heads)) {
@@ -104,9 +97,7 @@ edgekv_status edgekv_get_page_arrays(const edgekv_context * ctx, edgekv_page_arr
 }
 
 edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, int n) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_thread(ctx));
     const int n_seq = static_cast<int>(llama_n_seq_max(ctx->lctx));
     for (int i = 0; i < n; ++i) {
         if (spans[i].seq_id < 0 || spans[i].seq_id >= n_seq || spans[i].first < 0 || spans[i].last < spans[i].first) {
@@ -114,12 +105,7 @@ edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, i
                                         " to " + std::to_string(spans[i].last));
         }
     }
-    try {
-        ctx->pages.pins.set(spans, n);
-    } catch (const std::bad_alloc &) {
-        return fail(EDGEKV_NO_MEMORY, "there is no memory for pins");
-    }
-    return EDGEKV_OK;
+    return guarded([&] { return ctx->pages.pins.set(spans, n), EDGEKV_OK; });
 }
 
 void edgekv_get_selected(const edgekv_context * ctx, int sequence, edgekv_selected * out) {
@@ -164,9 +150,7 @@ edgekv_status edgekv_fill_pages(edgekv_context * ctx, const edgekv_move * moves,
     if (!ctx->plane->brings_pages()) {
         return fail(EDGEKV_UNSUPPORTED, "prompts bring pages to a device; this context has none");
     }
-    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_moves(ctx, moves, n, true));
 
     return guarded([&] {
         ctx->pages.table.fill(moves, n, ctx->pages.cells);
@@ -190,9 +174,7 @@ edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * mov
 }
 
 edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
-    if (const edgekv_status status = check_moves(ctx, moves, n, false); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_moves(ctx, moves, n, false));
     return guarded([&] { return told(ctx->plane->drop_pages(moves, n)); });
 }
 

@@ -245,9 +245,7 @@ edgekv_status edgekv_init(void) {
     if (!load_backends()) {
         return fail(EDGEKV_UNSUPPORTED, "no library of ggml for this processor lies in " + library_folder() + "; reinstall edgekv");
     }
-    if (const edgekv_status status = choose_isa(); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(choose_isa());
 
     const char * enabled = std::getenv("EDGEKV");
     g_enabled.store(!enabled || std::strcmp(enabled, "0") != 0, std::memory_order_release);
@@ -262,9 +260,7 @@ bool edgekv_enabled(void) { return hooks_enabled(); }
 
 edgekv_status edgekv_set_defaults(const edgekv_params * params) {
     if (params) {
-        if (const edgekv_status status = check_params(*params); status != EDGEKV_OK) {
-            return status;
-        }
+        EDGEKV_TRY(check_params(*params));
     }
 
     with_defaults([&](Defaults & defaults) {
@@ -333,9 +329,7 @@ edgekv_status edgekv_attach(llama_context * lctx, const edgekv_params * params, 
     if (!lctx || !params || !out) {
         return fail(EDGEKV_INVALID, "edgekv_attach needs a context, parameters and a place for the handle");
     }
-    if (const edgekv_status status = check_params(*params); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_params(*params));
 
     {
         std::lock_guard<std::mutex> lock(lib.mutex);

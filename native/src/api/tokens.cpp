@@ -61,9 +61,7 @@ edgekv_status check_kept(const edgekv_context * ctx) {
 
 edgekv_status check(const edgekv_context * ctx, int stream, const uint32_t * cells, int n) {
     llama_edgekv_cells view;
-    if (const edgekv_status status = check_kept(ctx); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_kept(ctx));
     if (stream < 0 || !llama_edgekv_get_cells(ctx->lctx, static_cast<uint32_t>(stream), &view)) {
         return fail(EDGEKV_INVALID, "there is no stream " + std::to_string(stream));
     }
@@ -79,9 +77,7 @@ edgekv_status check(const edgekv_context * ctx, int stream, const uint32_t * cel
 }  // namespace
 
 edgekv_status edgekv_token_bytes(const edgekv_context * ctx, size_t * k_bytes, size_t * v_bytes) {
-    if (const edgekv_status status = check_kept(ctx); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_kept(ctx));
     for (int il = 0; il < llama_edgekv_n_layer(ctx->lctx); ++il) {
         k_bytes[il] = v_bytes[il] = 0;
     }
@@ -91,12 +87,8 @@ edgekv_status edgekv_token_bytes(const edgekv_context * ctx, size_t * k_bytes, s
 }
 
 edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, void * block) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
-    if (const edgekv_status status = check(ctx, stream, cells, n); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_thread(ctx));
+    EDGEKV_TRY(check(ctx, stream, cells, n));
 
     llama_synchronize(ctx->lctx);  // a device may still be writing rows
     char * out = static_cast<char *>(block);
@@ -129,12 +121,8 @@ struct edgekv_hold {
 
 edgekv_status edgekv_hold_tokens(
         edgekv_context * ctx, int stream, const uint32_t * cells, int n, edgekv_needed needed, void * user, edgekv_hold ** out) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
-    if (const edgekv_status status = check(ctx, stream, cells, n); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_thread(ctx));
+    EDGEKV_TRY(check(ctx, stream, cells, n));
 
     return guarded([&]() -> edgekv_status {
         auto hold = std::make_unique<edgekv_hold>();
@@ -186,9 +174,7 @@ int edgekv_keeps_snapshots(const edgekv_context * ctx) {
 }
 
 edgekv_status edgekv_read_snapshot(edgekv_context * ctx, int seq_id, void * out, size_t capacity, size_t * n_bytes) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_thread(ctx));
 
     return guarded([&]() -> edgekv_status {
         *n_bytes = llama_edgekv_get_snapshot(ctx->lctx, seq_id, out, capacity);
@@ -198,9 +184,7 @@ edgekv_status edgekv_read_snapshot(edgekv_context * ctx, int seq_id, void * out,
 }
 
 edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int position, const void * snapshot, size_t n_bytes) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_thread(ctx));
 
     return guarded([&]() -> edgekv_status {
         return llama_edgekv_set_snapshot(ctx->lctx, seq_id, position, snapshot, n_bytes)
@@ -212,17 +196,13 @@ edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int positi
 
 edgekv_status edgekv_add_tokens(
         edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, uint8_t label, uint32_t * cells) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_thread(ctx));
     const int stream = llama_edgekv_stream_of(ctx->lctx, seq_id);
     if (stream < 0 || first_pos < (at ? -1 : 0) || n < 1) {
         return fail(EDGEKV_INVALID, "sequence " + std::to_string(seq_id) + " cannot get " + std::to_string(n) + " tokens at position " +
                                     std::to_string(first_pos));
     }
-    if (const edgekv_status status = check(ctx, stream, nullptr, 0); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check(ctx, stream, nullptr, 0));
     if (!llama_edgekv_add_cells(ctx->lctx, seq_id, first_pos, n, tokens, at, cells)) {
         return fail(EDGEKV_NO_MEMORY, "the cache has no " + std::to_string(n) + " empty cells");
     }
@@ -236,9 +216,7 @@ edgekv_status edgekv_add_tokens(
 }
 
 edgekv_status edgekv_in_image(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, int32_t * lines, int32_t * columns) {
-    if (const edgekv_status status = check(ctx, stream, cells, n); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check(ctx, stream, cells, n));
     llama_edgekv_in_image(ctx->lctx, static_cast<uint32_t>(stream), cells, n, lines, columns);
 
     return EDGEKV_OK;
@@ -246,12 +224,8 @@ edgekv_status edgekv_in_image(const edgekv_context * ctx, int stream, const uint
 
 edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, const edgekv_block_rows * from) {
     const bool brings = ctx->arrivals.open();  // the thread that brings rows calls this, and the layers' nodes wait
-    if (const edgekv_status status = brings ? EDGEKV_OK : check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
-    if (const edgekv_status status = check(ctx, stream, cells, n); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(brings ? EDGEKV_OK : check_thread(ctx));
+    EDGEKV_TRY(check(ctx, stream, cells, n));
     if (n < 1 || from->skip < 0 || from->skip + n > from->n_block) {
         return fail(EDGEKV_INVALID, "a block of " + std::to_string(from->n_block) + " tokens has no " + std::to_string(n) + " after its first " +
                                     std::to_string(from->skip));
@@ -280,9 +254,7 @@ int edgekv_can_wait_for_rows(const edgekv_context * ctx) {
 }
 
 edgekv_status edgekv_expect_rows(edgekv_context * ctx) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_thread(ctx));
     llama_synchronize(ctx->lctx);
     ctx->arrivals.expect(llama_edgekv_n_layer(ctx->lctx));
 
@@ -304,9 +276,7 @@ void edgekv_rows_failed(edgekv_context * ctx) {
 }
 
 edgekv_status edgekv_expect_no_rows(edgekv_context * ctx) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
+    EDGEKV_TRY(check_thread(ctx));
     ctx->arrivals.expect_none();
 
     return EDGEKV_OK;

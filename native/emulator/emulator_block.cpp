@@ -108,7 +108,6 @@ void leave(Block & b) {
 
 // A context runs one thread after another; only between two of them can it return to the pool.
 void thread_entry() {
-    context_entered(nullptr);
     Block & b = block();
     for (;;) {
         (*b.kernel)();

@@ -6,10 +6,6 @@
 
 #include "emulator/emulator_state.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#    include <sanitizer/common_interface_defs.h>
-#endif
-
 namespace edgekv::gpu::emulator {
 namespace {
 
@@ -18,37 +14,26 @@ std::vector<Context *> & contexts() {
     return all;
 }
 
-#if defined(__SANITIZE_ADDRESS__)
-const void * host_stack = nullptr;
-size_t       host_stack_bytes = 0;
-bool         entered_from_host = false;
-#endif
-
 }  // namespace
 
-#if EDGEKV_EMULATOR_SWITCH
-
-#    if defined(__APPLE__)
-#        define EDGEKV_SYMBOL "_edgekv_emulator_switch"
-#        define EDGEKV_SYMBOL_TYPE ""
-#    else
-#        define EDGEKV_SYMBOL "edgekv_emulator_switch"
-#        define EDGEKV_SYMBOL_TYPE ".hidden " EDGEKV_SYMBOL "\n.type " EDGEKV_SYMBOL ", %function\n"
-#    endif
+#if defined(__APPLE__)
+#    define EDGEKV_SYMBOL "_edgekv_emulator_switch"
+#    define EDGEKV_SYMBOL_TYPE ""
+#else
+#    define EDGEKV_SYMBOL "edgekv_emulator_switch"
+#    define EDGEKV_SYMBOL_TYPE ".hidden " EDGEKV_SYMBOL "\n.type " EDGEKV_SYMBOL ", %function\n"
+#endif
 
 // Saves the registers that a function must preserve, stores the stack pointer to *from, takes the other stack pointer and returns there.
 // It jumps through a register instead of `ret`, for which the processor would predict the wrong target.
-#    if defined(__SANITIZE_ADDRESS__)
-extern "C" void edgekv_emulator_switch(void ** from, void * to);
-#    endif
-#    if defined(__x86_64__)
+#if defined(__x86_64__)
 asm(".text\n.globl " EDGEKV_SYMBOL "\n" EDGEKV_SYMBOL_TYPE EDGEKV_SYMBOL ":\n"
     "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
     "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
     "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
     "  popq %rcx\n  jmp *%rcx\n");
 constexpr size_t kSaved = 6, kEntry = 6, kFrame = 8;  // words; the last one aligns the entry as a call does
-#    else
+#elif defined(__aarch64__)
 asm(".text\n.globl " EDGEKV_SYMBOL "\n" EDGEKV_SYMBOL_TYPE EDGEKV_SYMBOL ":\n"
     "  sub sp, sp, #160\n"
     "  stp x19, x20, [sp, #0]\n  stp x21, x22, [sp, #16]\n  stp x23, x24, [sp, #32]\n  stp x25, x26, [sp, #48]\n"
@@ -60,8 +45,8 @@ asm(".text\n.globl " EDGEKV_SYMBOL "\n" EDGEKV_SYMBOL_TYPE EDGEKV_SYMBOL ":\n"
     "  ldp d8, d9, [sp, #96]\n  ldp d10, d11, [sp, #112]\n  ldp d12, d13, [sp, #128]\n  ldp d14, d15, [sp, #144]\n"
     "  add sp, sp, #160\n  br x30\n");
 constexpr size_t kSaved = 20, kEntry = 11, kFrame = 20;
-#    endif
-
+#else
+#    error "the switch between two threads of a block is written for x86-64 and AArch64"
 #endif
 
 Context * context_create(void (*entry)()) {
@@ -73,7 +58,6 @@ Context * context_create(void (*entry)()) {
 
     Context * context = new Context;
     context->stack = static_cast<char *>(p) + kStackGuardBytes;
-#if EDGEKV_EMULATOR_SWITCH
     static_assert(kEntry < kFrame && kSaved <= kFrame, "the frame holds what is saved");
     // stacks begin at different places in their pages: at equal places they would compete for a few cache lines
     const size_t colour = contexts().size() % 64 * 448;
@@ -83,45 +67,8 @@ Context * context_create(void (*entry)()) {
     }
     frame[kEntry] = reinterpret_cast<void *>(entry);
     context->sp = frame;
-#else
-    getcontext(&context->uc);
-    context->uc.uc_stack.ss_sp = context->stack;
-    context->uc.uc_stack.ss_size = kStackBytes;
-    context->uc.uc_link = nullptr;
-    makecontext(&context->uc, entry, 0);
-#endif
     contexts().push_back(context);
     return context;
-}
-
-#if !defined(EDGEKV_EMULATOR_SWITCH) || defined(__SANITIZE_ADDRESS__)
-void context_switch(Context & from, Context & to) {
-#if defined(__SANITIZE_ADDRESS__)
-    entered_from_host = from.stack == nullptr;
-    __sanitizer_start_switch_fiber(&from.fake_stack, to.stack ? to.stack : host_stack, to.stack ? kStackBytes : host_stack_bytes);
-#endif
-#if EDGEKV_EMULATOR_SWITCH
-    edgekv_emulator_switch(&from.sp, to.sp);
-#else
-    swapcontext(&from.uc, &to.uc);
-#endif
-    context_entered(&from);
-}
-#endif
-
-void context_entered(const Context * self) {
-#if defined(__SANITIZE_ADDRESS__)
-    const void * bottom = nullptr;
-    size_t bytes = 0;
-    __sanitizer_finish_switch_fiber(self ? self->fake_stack : nullptr, &bottom, &bytes);
-    if (entered_from_host) {
-        host_stack = bottom;
-        host_stack_bytes = bytes;
-        entered_from_host = false;
-    }
-#else
-    static_cast<void>(self);
-#endif
 }
 
 bool context_guard(const void * address) {

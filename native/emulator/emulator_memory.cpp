@@ -10,10 +10,6 @@
 
 #include "emulator/emulator_state.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#    include <sanitizer/asan_interface.h>
-#endif
-
 namespace edgekv::gpu::emulator {
 namespace {
 
@@ -59,7 +55,7 @@ void access(Allocation & a, bool on) {
     }
 }
 
-__attribute__((no_sanitize("address"))) void check(char * p, const Allocation & a) {
+void check(char * p, const Allocation & a) {
     for (const char * c = a.pages + page(); c < p; ++c) {
         if (*c != kGuard) {
             fault("%s memory: a write %zd bytes before an allocation of %zu", name(a.kind), p - c, a.n_bytes);
@@ -101,9 +97,6 @@ void * memory_alloc(Kind kind, size_t n_bytes) {
     std::memset(p + n_bytes, kGuard, data - n_bytes);
     mprotect(pages, page(), PROT_NONE);
     mprotect(end, page(), PROT_NONE);
-#if defined(__SANITIZE_ADDRESS__)
-    ASAN_POISON_MEMORY_REGION(p + n_bytes, data - n_bytes);
-#endif
     Allocation & a = m.live[p] = Allocation{kind, n_bytes, pages, n_pages_bytes, true};
     m.bytes[static_cast<int>(kind)] += n_bytes;
     ++m.version;
@@ -122,9 +115,6 @@ bool memory_free(Kind kind, void * pointer) {
     Allocation a = it->second;
     char * p = it->first;
     access(a, true);
-#if defined(__SANITIZE_ADDRESS__)
-    ASAN_UNPOISON_MEMORY_REGION(a.pages, a.n_pages_bytes);
-#endif
     check(p, a);
     m.bytes[static_cast<int>(kind)] -= a.n_bytes;
     ++m.version;

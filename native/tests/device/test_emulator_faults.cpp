@@ -143,7 +143,7 @@ int main(int argc, char ** argv) {
     if (argc > 1 && std::strcmp(argv[1], "--host-access") == 0) {
         return host_access();
     }
-#if !defined(__SANITIZE_ADDRESS__) && !defined(EDGEKV_RACECHECK)  // which has words of its own for most of these
+#if !defined(EDGEKV_RACECHECK)  // which has words of its own for most of these
     check_faults();
     check_strict(argv[0]);
 #endif

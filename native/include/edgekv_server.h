@@ -1,4 +1,4 @@
-/* libedgekv-server: llama.cpp's HTTP server, run inside this process.
+/* llama.cpp's HTTP server, run inside this process.
  *
  * edgekv_server_run() blocks until the server ends; argv[0] is a program name, the rest are llama-server's options, argv[argc] is null.
  * One server runs at a time. SIGINT and SIGTERM stay with the program around it.

@@ -76,7 +76,7 @@ def test_what_is_guessed(tmp_path):
         pytest.skip("no C++ compiler")
     sources = [ROOT / "tests/server/drafts.cpp", ROOT / "native/server/scheduling/drafts.cpp"]
     program = tmp_path / "drafts"
-    subprocess.run([compiler, "-std=c++17", "-Wall", "-Wextra", f"-I{ROOT / 'native'}", "-o", program, *sources], check=True)
+    subprocess.run([compiler, "-std=c++17", "-Wall", "-Wextra", f"-I{ROOT / 'native'}", f"-I{ROOT / 'native/include'}", "-o", program, *sources], check=True)
     assert subprocess.run([program], capture_output=True, text=True).stdout == ""
 
 

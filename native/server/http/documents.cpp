@@ -1,6 +1,6 @@
 #include "server/http/documents.h"
 
-#include "server/http/published.h"
+#include "edgekv_server.h"
 
 #include <atomic>
 #include <chrono>
@@ -47,30 +47,6 @@ json take_json(const std::string & name) {
 }
 
 }  // namespace
-
-void publish(const std::string & path, const std::string & type, const std::string & text) {
-    const std::lock_guard<std::mutex> lock(g_documents_mutex);
-    document & at = g_documents[path];
-    at.type = type;
-    at.text = text;
-}
-
-void withdraw() {
-    const std::lock_guard<std::mutex> lock(g_documents_mutex);
-    g_documents.clear();
-    g_busy = false;
-}
-
-int64_t asked_ms(const std::string & path) {
-    const std::lock_guard<std::mutex> lock(g_documents_mutex);
-    const auto found = g_documents.find(path);
-    if (found == g_documents.end() || !found->second.was_asked) {
-        return -1;
-    }
-    return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now() - found->second.asked).count();
-}
-
-void on_refresh(void (*function)(int)) { g_refresh = function; }
 
 void set_busy() { g_busy = true; }
 
@@ -126,3 +102,30 @@ void add_to_metrics(std::string & text) {
 }
 
 }  // namespace edgekv_documents
+
+void edgekv_server_publish(const char * path, const char * type, const char * text) {
+    using namespace edgekv_documents;
+    const std::lock_guard<std::mutex> lock(g_documents_mutex);
+    document & at = g_documents[path];
+    at.type = type;
+    at.text = text;
+}
+
+void edgekv_server_withdraw() {
+    using namespace edgekv_documents;
+    const std::lock_guard<std::mutex> lock(g_documents_mutex);
+    g_documents.clear();
+    g_busy = false;
+}
+
+int64_t edgekv_server_asked_ms(const char * path) {
+    using namespace edgekv_documents;
+    const std::lock_guard<std::mutex> lock(g_documents_mutex);
+    const auto found = g_documents.find(path);
+    if (found == g_documents.end() || !found->second.was_asked) {
+        return -1;
+    }
+    return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now() - found->second.asked).count();
+}
+
+void edgekv_server_on_refresh(void (*function)(int)) { edgekv_documents::g_refresh = function; }

@@ -1,5 +1,6 @@
-// Adds figures of the KV hierarchy to the server's answers; the patches call it. The figures are those published last (published.h);
-// without any, an answer stays as it is.
+// Adds figures of the KV hierarchy to the server's answers; the patches call it. The figures are those published last
+// (edgekv_server_publish()); without any, an answer stays as it is. Threads that answer requests copy the latest text, so no request waits for the
+// decoding thread or for Python.
 #pragma once
 
 #include "server-common.h"

@@ -1,5 +1,6 @@
 #include "server/http/fields.h"
 
+#include "edgekv_server.h"
 #include "server/http/field_table.h"
 #include "server/scheduling/limits.h"
 
@@ -202,15 +203,18 @@ void tell_ignored(server_http_res & res) {
     }
 }
 
-void strict_fields(bool on) { g_strict = on; }
-
-std::string fields_text() {
-    static const char * const FATES[] = { "done", "refused", "said" };
-    std::string text;
-    for (const auto & row : FIELDS) {
-        text += std::string(row.where) + "\t" + row.name + "\t" + FATES[static_cast<int>(row.what)] + "\t" + row.allowed + "\t" + row.note + "\n";
-    }
-    return text;
-}
-
 }  // namespace edgekv_server
+
+void edgekv_server_strict(int on) { edgekv_server::g_strict = on != 0; }
+
+const char * edgekv_server_fields() {
+    static const std::string text = [] {
+        static const char * const FATES[] = { "done", "refused", "said" };
+        std::string rows;
+        for (const auto & row : edgekv_server::FIELDS) {
+            rows += std::string(row.where) + "\t" + row.name + "\t" + FATES[static_cast<int>(row.what)] + "\t" + row.allowed + "\t" + row.note + "\n";
+        }
+        return rows;
+    }();
+    return text.c_str();
+}

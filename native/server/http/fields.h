@@ -27,7 +27,7 @@ struct field_row {
 bool asks(const json & value);
 
 // Throws std::invalid_argument, which names the field and what is allowed, for a value of a wrong kind or range and for a field that is not served.
-// Fields without an effect are told; with strict_fields() those that no row knows are refused.
+// Fields without an effect are told; with edgekv_server_strict() those that no row knows are refused.
 void check_fields(const json & body, endpoint where);
 
 // A field of this thread's request that the model's template gives no effect.
@@ -35,11 +35,5 @@ void has_no_effect(const std::string & name);
 
 // The fields of this thread's request that have no effect, in the reply's header X-EdgeKV-Ignored.
 void tell_ignored(server_http_res & res);
-
-// for requests from now on
-void strict_fields(bool on);
-
-// all rows, each a line of cells with tabs between them: endpoints, name, fate, allowed, note
-std::string fields_text();
 
 }  // namespace edgekv_server

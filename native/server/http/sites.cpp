@@ -1,5 +1,6 @@
 #include "server/http/sites.h"
 
+#include "edgekv_server.h"
 #include "server/scheduling/limits.h"
 #include "server/scheduling/requests.h"
 
@@ -9,17 +10,19 @@
 #include <atomic>
 #include <cctype>
 #include <iterator>
+#include <sstream>
+#include <vector>
 
-#ifdef _WIN32
-#include <ws2tcpip.h>
-#else
 #include <arpa/inet.h>
-#endif
 
 namespace edgekv_sites {
 namespace {
 
-admitted          g_hosts;
+// what edgekv_server_admit() was given
+struct {
+    std::vector<std::string> names;
+    bool                     any_address = false;  // no other site can be at one
+} g_hosts;
 std::atomic<bool> g_checks{ false };
 
 std::string lower(std::string text) {
@@ -207,11 +210,6 @@ void explain_errors(httplib::Server & server) {
     }
 }
 
-void admit(const admitted & hosts) {
-    g_hosts  = hosts;
-    g_checks = true;
-}
-
 bool refuses(const httplib::Request & req, httplib::Response & res, const std::string & origins) {
     if (!g_checks) {
         return false;
@@ -245,3 +243,13 @@ bool refuses(const httplib::Request & req, httplib::Response & res, const std::s
 }
 
 }  // namespace edgekv_sites
+
+void edgekv_server_admit(const char * names, int any_address) {
+    using namespace edgekv_sites;
+    g_hosts = { {}, any_address != 0 };
+    std::istringstream list(names);
+    for (std::string name; std::getline(list, name, ',');) {
+        g_hosts.names.push_back(name);
+    }
+    g_checks = true;
+}

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 namespace httplib {
 struct Request;
@@ -15,22 +14,13 @@ class Server;
 
 namespace edgekv_sites {
 
-// Hosts that requests may name besides localhost and the loopback's addresses; in lower case, IPv6 without brackets.
-struct admitted {
-    std::vector<std::string> names;
-    bool                     any_address = false;  // every IP address: no other site can be at one
-};
-
-// call it before a server starts; without a call every host is admitted
-void admit(const admitted & hosts);
-
 // Whether a request is refused; `res` is then its answer. 403: it names a foreign host, or comes from a site that may not send it.
 // 415: a POST that a browser would send without asking. `origins`: the sites that may send, as in --cors-origins, or "scheme://".
 // Whether or not, `res` tells a browser what its page may do.
 bool refuses(const httplib::Request & req, httplib::Response & res, const std::string & origins);
 
 // Gives each error a sentence that has none: llama.cpp's server tells its own, httplib's come without. The server gets our name, and leads from
-// `/` to the live page where no handler before serves it. Call it behind admit().
+// `/` to the live page where no handler before serves it. Call it behind edgekv_server_admit().
 void explain_errors(httplib::Server & server);
 
 }  // namespace edgekv_sites

@@ -1,5 +1,6 @@
 #include "server/prefix_cache/caches.h"
 
+#include "edgekv_server.h"
 #include "server/scheduling/requests.h"
 #include "server/prefix_cache/spaces.h"
 
@@ -10,7 +11,7 @@ namespace edgekv_server {
 
 namespace {
 
-std::atomic<caches_function> g_function{ nullptr };
+std::atomic<int (*)(const char * method, const char * space, const char * fields, void * out)> g_function{ nullptr };
 
 server_http_res_ptr answer(const char * method, const server_http_req & req) {
     auto res = std::make_unique<server_http_res>();
@@ -35,8 +36,6 @@ server_http_res_ptr answer(const char * method, const server_http_req & req) {
 
 }  // namespace
 
-void on_caches(caches_function function) { g_function = function; }
-
 server_http_res_ptr list_caches(const server_http_req & req) { return answer("GET", req); }
 
 server_http_res_ptr change_caches(const server_http_req & req) { return answer("POST", req); }
@@ -44,3 +43,5 @@ server_http_res_ptr change_caches(const server_http_req & req) { return answer("
 server_http_res_ptr remove_caches(const server_http_req & req) { return answer("DELETE", req); }
 
 }  // namespace edgekv_server
+
+void edgekv_server_on_caches(int (*function)(const char *, const char *, const char *, void *)) { edgekv_server::g_function = function; }

@@ -10,9 +10,17 @@
 static std::string g_projector;
 static std::atomic<int (*)(const char *, void *)> g_fetch{ nullptr };
 
-void edgekv_glue_set_fetch(int (*fetch)(const char * url, void * out)) { g_fetch = fetch; }
+void edgekv_server_on_media(int (*function)(const char * url, void * out)) { g_fetch = function; }
 
-const char * edgekv_glue_projector() { return g_projector.c_str(); }
+const char * edgekv_server_projector() { return g_projector.c_str(); }
+
+int64_t edgekv_server_projector_bytes(const char * path) {
+    int64_t total = 0;
+    for (const auto & [device, bytes] : mtmd_get_memory_usage(path, mtmd_context_params_default())) {
+        total += static_cast<int64_t>(bytes);
+    }
+    return total;
+}
 
 namespace edgekv_server {
 

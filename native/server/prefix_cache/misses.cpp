@@ -112,13 +112,13 @@ void begin_prefix_counts() {
     s.of = {};
 }
 
-edgekv_prefix_counts prefix_counts() {
-    auto & s = the_counts();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    return s.of;
-}
-
 }  // namespace edgekv_server
+
+void edgekv_server_prefix_counts(edgekv_prefix_counts * counts) {
+    auto & s = edgekv_server::the_counts();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    *counts = s.of;
+}
 
 json edgekv_usage_json(int task) {
     const auto cached = edgekv_server::cached_of(task);

@@ -23,6 +23,5 @@ void tell_found(int seq_id, int task, int n_prompt, const found_prefix & found);
 json prefix_cache_json(const found_prefix & found);
 
 void begin_prefix_counts();
-edgekv_prefix_counts prefix_counts();  // from any thread
 
 }  // namespace edgekv_server

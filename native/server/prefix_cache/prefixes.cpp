@@ -27,7 +27,7 @@ static struct {
     int n_prompt = 0;                   // 0: nothing is to be told
 } g_load;
 
-void edgekv_glue_set_prefixes(const edgekv_prefixes * prefixes) {
+void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes) {
     g_prefixes = prefixes ? *prefixes : edgekv_prefixes{};
     g_sequences.clear();
     g_load = {};

@@ -212,7 +212,7 @@ void recall(const edgekv_prefix_slot & slot, server_task & task, int n_ctx) {
 
 }  // namespace edgekv_server
 
-void edgekv_glue_set_recalls(const edgekv_recalls * recalls) {
+void edgekv_server_set_recalls(const edgekv_recalls * recalls) {
     edgekv_server::g_recalls_on = recalls != nullptr;
     edgekv_server::g_recalls    = recalls ? *recalls : edgekv_recalls{};
     edgekv_server::g_due.clear();

@@ -1,5 +1,7 @@
 #include "server/prefix_cache/rolling.h"
 
+#include "edgekv_server.h"
+
 #include "server/prefix_cache/recall.h"
 #include "server/prefix_cache/spans.h"
 
@@ -305,10 +307,6 @@ void forget_rolled(const std::unordered_set<int> & ids) {
 
 }  // namespace edgekv_server
 
-bool edgekv_glue_moves() {
-    return edgekv_server::g_moves;
-}
+int edgekv_server_moves() { return edgekv_server::g_moves; }
 
-void edgekv_glue_set_rolling(bool on) {
-    edgekv_server::g_on = on;
-}
+void edgekv_server_roll(int on) { edgekv_server::g_on = on != 0; }

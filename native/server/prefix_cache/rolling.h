@@ -10,9 +10,6 @@
 #include <unordered_set>
 #include <vector>
 
-// Call it before a server starts. Off: a prompt that does not fit is refused, and an answer ends when the context is full.
-void edgekv_glue_set_rolling(bool on);
-
 namespace edgekv_server {
 
 // A context was loaded. If its tokens can move to other positions, the rest of a conversation is not read again.

@@ -1,9 +1,10 @@
 #include "server/prefix_cache/spaces.h"
 
+#include "edgekv_server.h"
+
 #include <algorithm>
 #include <cctype>
 #include <stdexcept>
-#include <utility>
 
 namespace edgekv_server {
 namespace {
@@ -45,8 +46,6 @@ std::string key_space(const headers & given) {
 
 }  // namespace
 
-void set_spaces(std::map<std::string, std::string> spaces) { by_key() = std::move(spaces); }
-
 std::string space_of(const headers & given, const json & body) {
     const std::string space = key_space(given);
     if (!body.contains("cache_salt") || body.at("cache_salt").is_null()) {
@@ -72,3 +71,11 @@ std::string stream_of(const std::string & name, const headers & given) {
 std::string stream_name(const std::string & stream, const headers & given) { return stream.substr(stream_of("", given).size()); }
 
 }  // namespace edgekv_server
+
+void edgekv_server_spaces(int32_t n, const char * const * keys, const char * const * spaces) {
+    auto & by_key = edgekv_server::by_key();
+    by_key.clear();
+    for (int32_t i = 0; i < n; ++i) {
+        by_key[keys[i]] = spaces[i];
+    }
+}

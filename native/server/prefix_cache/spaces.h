@@ -12,9 +12,6 @@ namespace edgekv_server {
 
 using headers = std::map<std::string, std::string>;
 
-// Sets the namespace of each key; call it before a server starts. Without keys all requests are in the namespace without a name.
-void set_spaces(std::map<std::string, std::string> by_key);
-
 // The namespace of an admitted request. Throws std::invalid_argument if cache_salt is not a text.
 std::string space_of(const headers & given, const json & body);
 

@@ -1,5 +1,7 @@
 #include "server/scheduling/drafts.h"
 
+#include "edgekv_server.h"
+
 #include <algorithm>
 #include <unordered_map>
 
@@ -35,8 +37,8 @@ std::unordered_map<int, slot_drafts> & all_slots() {
 }  // namespace
 }  // namespace edgekv_server
 
-void edgekv_glue_set_drafts(bool on) {
-    edgekv_server::g_drafts = on;
+void edgekv_server_draft(int on) {
+    edgekv_server::g_drafts = on != 0;
     edgekv_server::all_slots().clear();
 }
 

@@ -5,9 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-// Call it before a server starts; it forgets an earlier one. Off: nothing is guessed here.
-void edgekv_glue_set_drafts(bool on);
-
 namespace edgekv_server {
 
 bool drafts_from_text();

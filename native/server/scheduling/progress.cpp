@@ -35,8 +35,6 @@ void prompt_begun(int slot, int task, int n_prompt, const found_prefix & found, 
     tell(of);
 }
 
-void on_request(void (*function)(const edgekv_server_request *)) { g_on_request = function; }
-
 edgekv_server_request begun_of(int slot, int task) {
     const auto found = g_begun.find(slot);
     return found != g_begun.end() && found->second.task == task ? found->second : edgekv_server_request{};
@@ -48,3 +46,5 @@ void request_ended(const edgekv_server_request & request) {
 }
 
 }  // namespace edgekv_server
+
+void edgekv_server_on_request(void (*function)(const edgekv_server_request *)) { edgekv_server::g_on_request = function; }

@@ -1,4 +1,4 @@
-// What requests do: for the page when a prompt begins, for a line to people when the request ends. Decoding thread, but for on_request().
+// What requests do: for the page when a prompt begins, for a line to people when the request ends. Decoding thread.
 #pragma once
 
 #include "edgekv_server.h"
@@ -10,9 +10,6 @@ namespace edgekv_server {
 
 // A slot's prompt begins: what was found of it, and how many of its tokens are read again although they were to be found.
 void prompt_begun(int slot, int task, int n_prompt, const found_prefix & found, int n_lost);
-
-// called with each request whose prompt begins, and when it ends; null: none
-void on_request(void (*function)(const edgekv_server_request *));
 
 // n_prompt 0: the slot has no request, or its prompt has not begun
 edgekv_server_request begun_of(int slot, int task);

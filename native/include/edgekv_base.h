@@ -9,15 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(_WIN32)
-#    ifdef EDGEKV_BUILD
-#        define EDGEKV_API __declspec(dllexport)
-#    else
-#        define EDGEKV_API __declspec(dllimport)
-#    endif
-#else
-#    define EDGEKV_API __attribute__((visibility("default")))
-#endif
+#define EDGEKV_API __attribute__((visibility("default")))
 
 #ifdef __cplusplus
 extern "C" {

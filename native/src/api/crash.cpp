@@ -1,23 +1,16 @@
 // When native code ends the process, the user reads one sentence, even if standard error was redirected in the meantime.
 #include "edgekv.h"
 
-#if defined(_WIN32)
+#include "ggml.h"
 
-void edgekv_tell_crashes(void) {}  // Windows has its own dialogue
-void edgekv_set_crash_details(const char *) {}
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
 
-#else
-
-#    include "ggml.h"
-
-#    include <csignal>
-#    include <cstdio>
-#    include <cstdlib>
-#    include <cstring>
-#    include <exception>
-
-#    include <fcntl.h>
-#    include <unistd.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 namespace {
 
@@ -138,5 +131,3 @@ void edgekv_tell_crashes(void) {
 }
 
 void edgekv_set_crash_details(const char * path) { std::snprintf(g_details, sizeof(g_details), "%s", path ? path : ""); }
-
-#endif

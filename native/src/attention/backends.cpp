@@ -2,37 +2,17 @@
 
 #include "ggml-backend.h"
 
-#if defined(_WIN32)
-#    include <windows.h>
-#else
-#    include <dlfcn.h>
-#endif
+#include <dlfcn.h>
 
 namespace edgekv {
 
-#if defined(_WIN32)
-constexpr const char * kCuda = "ggml-cuda.dll";
-#else
-constexpr const char * kCuda = "libggml-cuda.so";
-#endif
-
 std::string library_folder() {
-#if defined(_WIN32)
-    HMODULE module = nullptr;
-    char path[MAX_PATH] = "";
-    const DWORD flags = GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
-    if (!GetModuleHandleExA(flags, reinterpret_cast<LPCSTR>(&library_folder), &module) || !GetModuleFileNameA(module, path, sizeof(path))) {
-        return "";
-    }
-    const std::string own = path;
-#else
     Dl_info self;
     if (!dladdr(reinterpret_cast<const void *>(&library_folder), &self)) {
         return "";
     }
     const std::string own = self.dli_fname;
-#endif
-    return own.substr(0, own.find_last_of("/\\") + 1);
+    return own.substr(0, own.find_last_of('/') + 1);
 }
 
 static decltype(&ggml_get_type_traits_cpu) g_type_traits = nullptr;
@@ -45,7 +25,7 @@ bool load_backends() {
     if (ggml_backend_reg_count() == 0) {
         ggml_backend_load_all_from_path(library_folder().c_str());  // without a path, ggml searches the current folder
     } else if (!ggml_backend_reg_by_name("CUDA")) {
-        ggml_backend_load((library_folder() + kCuda).c_str());  // linked to nothing: without NVIDIA's libraries it cannot be opened
+        ggml_backend_load((library_folder() + "libggml-cuda.so").c_str());  // linked to nothing: without NVIDIA's libraries it cannot be opened
     }
     ggml_log_set(before, user);
 

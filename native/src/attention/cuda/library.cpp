@@ -5,16 +5,12 @@
 #include "ggml-edgekv-cuda.h"
 #include "llama-edgekv.h"
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
-
-#if defined(_WIN32)
-#    include <windows.h>
-#else
-#    include <dlfcn.h>
-#endif
 
 namespace edgekv {
 namespace {
@@ -23,14 +19,8 @@ using Entry = const DeviceLibrary * (*)();
 
 // opens the library by its full path: the system's search folders may hold another one
 const DeviceLibrary * open(const std::string & path) {
-#if defined(_WIN32)
-    // these flags also search the library's own folder for its dependencies
-    HMODULE module = LoadLibraryExA(path.c_str(), nullptr, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_DEFAULT_DIRS);
-    auto entry = module ? reinterpret_cast<Entry>(GetProcAddress(module, "edgekv_device_library")) : nullptr;
-#else
     void * module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     auto entry = module ? reinterpret_cast<Entry>(dlsym(module, "edgekv_device_library")) : nullptr;
-#endif
     const DeviceLibrary * library = entry ? entry() : nullptr;
     return library && library->abi == kEngineAbi ? library : nullptr;
 }
@@ -42,13 +32,7 @@ std::string path_of(edgekv_device_kind kind) {
         return named ? named : "";
     }
     const std::string folder = library_folder();
-#if defined(_WIN32)
-    return folder.empty() ? "" : folder + "edgekv-cuda.dll";
-#elif defined(__APPLE__)
-    return folder.empty() ? "" : folder + "libedgekv-cuda.dylib";
-#else
     return folder.empty() ? "" : folder + "libedgekv-cuda.so";
-#endif
 }
 
 const ggml_edgekv_cuda_custom kCustomNodes = { device_node_supported, device_graph_begin, device_node_compute };

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string_view>
 
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
 #define EDGEKV_X86 1
 #else
 #define EDGEKV_X86 0

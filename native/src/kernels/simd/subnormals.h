@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
 #    include <xmmintrin.h>
 #endif
 
@@ -19,7 +19,7 @@ public:
     SubnormalsAreZero & operator=(const SubnormalsAreZero &) = delete;
 
 private:
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
     static constexpr uint64_t kFlags = 0x8040;  // MXCSR: results (FTZ) and operands (DAZ)
     static uint64_t get() { return _mm_getcsr(); }
     static void set(uint64_t flags) { _mm_setcsr(static_cast<unsigned>(flags)); }

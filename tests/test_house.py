@@ -39,7 +39,7 @@ BUDGETS = {
     "native/cuda": 6_816,
     "native/emulator": 2_648,
     "native/include": 1_344,
-    "native/llama": 4_850,
+    "native/llama": 4_828,
     "native/server": 8_206,
     "native/src": 20_279,
     "native/tests": 8_385,

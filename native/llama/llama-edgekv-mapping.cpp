@@ -149,26 +149,6 @@ void free_buffer(ggml_backend_buffer_t buffer) { unmap(&of(buffer)); }
 
 void * get_base(ggml_backend_buffer_t buffer) { return of(buffer).base; }
 
-void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
-    std::memset(static_cast<char *>(tensor->data) + offset, value, size);
-}
-
-void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
-    std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
-}
-
-void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
-    std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
-}
-
-bool copy_tensor(ggml_backend_buffer_t, const ggml_tensor * src, ggml_tensor * dst) {
-    if (!ggml_backend_buffer_is_host(src->buffer)) {
-        return false;
-    }
-    std::memcpy(dst->data, src->data, ggml_nbytes(src));
-    return true;
-}
-
 void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     const mapping & m = of(buffer);
     if (value != 0 || !forget(m, 0, m.n_bytes)) {
@@ -214,15 +194,13 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t n_byt
     if (!made) {
         return nullptr;
     }
-    ggml_backend_buffer_i calls = {};
-    calls.free_buffer   = free_buffer;
-    calls.get_base      = get_base;
-    calls.memset_tensor = memset_tensor;
-    calls.set_tensor    = set_tensor;
-    calls.get_tensor    = get_tensor;
-    calls.cpy_tensor    = copy_tensor;
-    calls.clear         = clear;
-    return ggml_backend_buffer_init(type, calls, made, n_bytes);
+    auto * buffer = ggml_backend_cpu_buffer_from_ptr(made->base, n_bytes);  // tensors are read and written as in any memory of the host
+    buffer->buft    = type;
+    buffer->context = made;
+    buffer->iface.free_buffer = free_buffer;
+    buffer->iface.get_base    = get_base;
+    buffer->iface.clear       = clear;
+    return buffer;
 }
 
 bool lies(const ggml_tensor * rows, ggml_backend_buffer_type_t type) { return rows && rows->buffer && rows->buffer->buft == type; }

@@ -36,7 +36,7 @@ BUDGETS = {
     "findings": 1_470,
     "models": 2_258,
     "native": 589,
-    "native/cuda": 6_816,
+    "native/cuda": 6_782,
     "native/emulator": 2_648,
     "native/include": 1_344,
     "native/llama": 4_828,

@@ -93,6 +93,22 @@ template <class T>
 inline T look(const T * p) { return emulator::look(p); }
 #endif
 
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// `combine` over a warp's values. All lanes call it, and get the same.
+template <class T, class Combine>
+__device__ __forceinline__ T over_warp(T x, Combine combine) {
+    for (int step = kWarp/2; step > 0; step /= 2) {
+        x = combine(x, __shfl_xor_sync(kAllLanes, x, step));
+    }
+    return x;
+}
+
+template <class T>
+__device__ __forceinline__ T sum_of_warp(T x) { return over_warp(x, [](T a, T b) { return a + b; }); }
+
+__device__ __forceinline__ float most_of_warp(float x) { return over_warp(x, [](float a, float b) { return fmaxf(a, b); }); }
+
 // A kernel counts the bytes of home that it reads in place: on a card they cross the link. The emulated device adds them up.
 #if defined(__CUDACC__)
 __device__ __forceinline__ void reads_home(size_t) {}

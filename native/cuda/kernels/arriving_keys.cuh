@@ -9,7 +9,6 @@
 namespace edgekv::gpu {
 namespace {
 
-constexpr unsigned kAllLanes = 0xffffffffu;
 
 using ArrivingTokens = int[kGroupCells];  // whose key a cell gets
 

@@ -47,9 +47,7 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
             shared.out[warp][d] = out[d];
             norm += out[d]*out[d];
         }
-        for (int step = kWarp/2; step >= 1; step /= 2) {
-            norm += __shfl_xor_sync(0xffffffffu, norm, step);
-        }
+        norm = sum_of_warp(norm);
         if (lane == 0) {
             shared.norms[warp] = norm;
         }
@@ -114,9 +112,7 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
     }
 #pragma unroll
     for (int h = 0; h < kErrorHeads; ++h) {
-        for (int step = kWarp/2; step >= 1; step /= 2) {
-            variance[h] += __shfl_xor_sync(0xffffffffu, variance[h], step);
-        }
+        variance[h] = sum_of_warp(variance[h]);
         if (lane == 0) {
             shared.sums[h][warp] = variance[h];
         }

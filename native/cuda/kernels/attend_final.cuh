@@ -27,16 +27,12 @@ __device__ inline Final final_of(const AttendProblem & p, const AttendWorkspace 
     for (int at = lane; at < workspace.n_partials; at += kWarp) {
         max = fmaxf(max, partials[at].x);
     }
-    for (int step = kWarp/2; step >= 1; step /= 2) {
-        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
-    }
+    max = most_of_warp(max);
     float sum = 0.0f;
     for (int at = lane; at < workspace.n_partials; at += kWarp) {
         sum += partials[at].y*weight_of(partials[at], max);
     }
-    for (int step = kWarp/2; step >= 1; step /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    }
+    sum = sum_of_warp(sum);
     sum += sink > -INFINITY ? __expf(sink - max) : 0.0f;
     return {max, sum > 0.0f ? 1.0f/sum : 0.0f};
 }

@@ -3,7 +3,6 @@
 namespace edgekv::gpu {
 namespace {
 
-constexpr unsigned kAll = 0xffffffffu;
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kBins = 256;
 constexpr uint32_t kHidden = 0, kAlways = 0xffffffffu;  // keys of hidden pages, and of pages that are always read
@@ -109,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, i
         const uint32_t key = page < n_pages ? keys[page] : kHidden;
         const bool tied = key == last && key != kAlways;
         const unsigned before = (1u << lane) - 1u;
-        const unsigned ballot = __ballot_sync(kAll, tied);
+        const unsigned ballot = __ballot_sync(kAllLanes, tied);
         if (lane == 0) {
             s.warps[warp][0] = static_cast<unsigned>(__popc(ballot));
         }
@@ -128,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, i
         }
         unsigned through = n;
         for (unsigned step = 1; step < kWarp; step *= 2) {
-            const unsigned other = __shfl_up_sync(kAll, through, step);
+            const unsigned other = __shfl_up_sync(kAllLanes, through, step);
             through += lane >= static_cast<int>(step) ? other : 0u;
         }
         if (lane == kWarp - 1) {

@@ -5,7 +5,6 @@
 namespace edgekv::gpu {
 namespace {
 
-constexpr unsigned kAll = 0xffffffffu;
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kEach = 4;  // neighbouring cells per thread
 constexpr int kChunkGroups = kSampleChunkGroups;
@@ -64,24 +63,14 @@ __device__ inline float resolution_of(const SampleBatch & b, int list) {
     return own > 0.0f ? own : b.resolution;
 }
 
-__device__ inline float most_of_warp(float x) {
-    for (int step = kWarp / 2; step > 0; step /= 2) {
-        x = fmaxf(x, __shfl_xor_sync(kAll, x, step));
-    }
-    return x;
-}
-
+// The same sum by one instruction, where the card has it.
 template <class T>
-__device__ inline T sum_of_warp(T x) {
+__device__ inline T count_of_warp(T x) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    if constexpr (std::is_integral_v<T>) {
-        return __reduce_add_sync(kAll, x);
-    }
+    return __reduce_add_sync(kAllLanes, x);
+#else
+    return sum_of_warp(x);
 #endif
-    for (int step = kWarp / 2; step > 0; step /= 2) {
-        x += __shfl_xor_sync(kAll, x, step);
-    }
-    return x;
 }
 
 // A block finds the list's norms in the tops and sums of all groups, and tells them. Bound by latency: 12 bytes a group and query row, and 8 a group.
@@ -111,7 +100,7 @@ __device__ inline void find_norms(const SampleBatch & b, int list, const Words &
         const uint64_t seen = sight[i].visible;
         n_seen += __popc(static_cast<unsigned>(seen)) + __popc(static_cast<unsigned>(seen >> 32));
     }
-    n_seen = sum_of_warp(n_seen);
+    n_seen = count_of_warp(n_seen);
     if (lane == 0) {
         seen_of[warp] = n_seen;
     }
@@ -226,7 +215,7 @@ struct Chunk {
         }
         uint32_t through = sum;  // of the page's threads up to this one
         for (unsigned step = 1; step < kWalkThreads; step *= 2) {
-            const uint32_t other = __shfl_up_sync(kAll, through, step);
+            const uint32_t other = __shfl_up_sync(kAllLanes, through, step);
             through += threadIdx.x % kWalkThreads >= step ? other : 0u;
         }
         if (sum == 0) {
@@ -284,7 +273,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     const uint32_t drawn = chunk.drawn(b, chance), n_drawn = static_cast<uint32_t>(__popc(drawn));
     uint32_t through = n_drawn;  // of the warp's threads up to this one
     for (unsigned step = 1; step < kWarp; step *= 2) {
-        const uint32_t other = __shfl_up_sync(kAll, through, step);
+        const uint32_t other = __shfl_up_sync(kAllLanes, through, step);
         through += lane >= static_cast<int>(step) ? other : 0u;
     }
     uint32_t n_visible = 0, n_certain = 0, missed = 0;
@@ -294,9 +283,9 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         n_certain += chance[i] == kOne ? 1u : 0u;
         missed += (drawn >> i & 1) != 0 ? 0u : by_share[i];
     }
-    n_visible = sum_of_warp(n_visible);
-    n_certain = sum_of_warp(n_certain);
-    missed = sum_of_warp(missed);  // of a warp at most 2^27
+    n_visible = count_of_warp(n_visible);
+    n_certain = count_of_warp(n_certain);
+    missed = count_of_warp(missed);  // of a warp at most 2^27
     if (lane == kWarp - 1) {
         warps[warp] = {through, n_visible, n_certain, missed};
     }
@@ -315,7 +304,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         for (int i = lane; i < number; i += kWarp) {
             before += words.hear(counts + i);
         }
-        before = sum_of_warp(before);
+        before = count_of_warp(before);
         if (lane == 0) {
             before_block = before;
             if (last) {

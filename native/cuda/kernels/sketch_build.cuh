@@ -18,12 +18,7 @@ __device__ inline float most_of(float a, float b) { return a > b ? a : b; }
 __device__ inline float magnitude(float x) { return most_of(x, __fsub_rn(0.0f, x)); }
 __device__ inline float nearest(float x) { return __fsub_rn(__fadd_rn(x, 12582912.0f), 12582912.0f); }
 
-__device__ inline float warp_most(float x) {
-    for (int step = kWarp / 2; step > 0; step /= 2) {
-        x = most_of(x, __shfl_xor_sync(kAllLanes, x, step));
-    }
-    return x;
-}
+__device__ inline float warp_most(float x) { return over_warp(x, [](float a, float b) { return most_of(a, b); }); }
 
 // A tiny scale means that all values are zero.
 __device__ inline float scale_of(float top, float levels) { return __fdiv_rn(top > 1e-30f ? top : 1e-30f, levels); }

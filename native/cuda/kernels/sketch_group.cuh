@@ -6,7 +6,6 @@
 namespace edgekv::gpu {
 namespace {
 
-constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr int kCellsOfLane = kGroupCells / kWarp;
 
 __device__ inline float scan_softcap(float x, float cap) {
@@ -19,13 +18,6 @@ __device__ inline uint32_t exp_bits(float x) {
     return static_cast<uint32_t>(__float2int_rn(fmaxf(fmaf(x, 1.44269504f * 0x1p23f, 127.0f * 0x1p23f), 0.0f)));
 }
 
-__device__ inline float warp_sum(float x) {
-    for (int step = kWarp / 2; step > 0; step /= 2) {
-        x += __shfl_xor_sync(kFullWarp, x, step);
-    }
-    return x;
-}
-
 // Writes a warp's result for one group and one query row from the logits of its cells; all lanes call it.
 __device__ inline void leave_shares(const float (&logit)[kCellsOfLane], uint64_t visible, int lane, uint16_t * cells, float * top_of,
                                     float * sum_of) {
@@ -36,7 +28,7 @@ __device__ inline void leave_shares(const float (&logit)[kCellsOfLane], uint64_t
         seen[j] = (visible >> (lane + j * kWarp) & 1) != 0;
         top = seen[j] ? fmaxf(top, logit[j]) : top;
     }
-    top = warp_top(top);
+    top = most_of_warp(top);
 #pragma unroll
     for (int j = 0; j < kCellsOfLane; ++j) {
         const uint32_t bits = seen[j] ? exp_bits(logit[j] - top) : 0;
@@ -45,7 +37,7 @@ __device__ inline void leave_shares(const float (&logit)[kCellsOfLane], uint64_t
             cells[lane + j * kWarp] = static_cast<uint16_t>(bits >> 16);
         }
     }
-    sum = warp_sum(sum);
+    sum = sum_of_warp(sum);
     if (lane == 0) {
         *top_of = top;
         *sum_of = sum;
@@ -94,9 +86,7 @@ struct GroupScan {
 #pragma unroll
         for (int r = 0; r < NR; ++r) {
             const QueryHeader header = rows.header(first + r);
-            for (int away = kWarp / 2; away > 0; away /= 2) {
-                lows[r] += __shfl_xor_sync(kFullWarp, lows[r], away);
-            }
+            lows[r] = sum_of_warp(lows[r]);
             slope[r] = step_scale * (header.fine * 32768.0f);
             base[r] = static_cast<float>(lows[r]) * (low_scale * header.coarse);
         }

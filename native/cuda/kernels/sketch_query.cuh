@@ -17,13 +17,6 @@ struct alignas(16) QueryQuad {
     int32_t x[4];  // twice the i16 of each channel
 };
 
-__device__ inline float warp_top(float x) {
-    for (int step = kWarp / 2; step > 0; step /= 2) {
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
-    }
-    return x;
-}
-
 // Query rows in shared memory, one behind the other. The channels are those of the codes: a multiple of 32, the last ones zeros.
 struct ScanRows {
     char * first;
@@ -44,7 +37,7 @@ __device__ inline void prepare_row(const float * q, int dim, float scale, const 
     for (int i = lane; i < dim; i += kWarp) {
         top = fmaxf(top, fabsf(__fmul_rn(q[i], scale)));
     }
-    const float amax = warp_top(top);
+    const float amax = most_of_warp(top);
     const float inverse = amax > 1e-30f ? __fdiv_rn(static_cast<float>(kFineMax), amax) : 0.0f;
     const float to_coarse = __fmul_rn(inverse, static_cast<float>(kCoarseMax) / kFineMax);
     for (int quad = lane; quad < rows.n_quads; quad += kWarp) {

@@ -88,7 +88,7 @@ EDGEKV_APART __device__ void scan_open(const StoreArgs & store, int first_stream
         for (int token = 0; token < args.n_tokens && candidate < args.n_groups; ++token) {
             mine = mine || by_keys(args, stream, token, candidate);
         }
-        unsigned found = __ballot_sync(kFullWarp, mine);  // the same in all warps
+        unsigned found = __ballot_sync(kAllLanes, mine);  // the same in all warps
         for (; found != 0; found &= found - 1) {
             const int group = base + (__ffs(static_cast<int>(found)) - 1) * n_shares;
             uint64_t seen = 0;
@@ -201,7 +201,7 @@ __device__ inline bool is_built(const StoreArgs & store, int n_stale, int stream
     for (int i = lane; i < n_stale; i += kWarp) {
         mine = mine || (store.build.stale[i].stream == stream && store.build.stale[i].group == group);
     }
-    return n_stale != 0 && __any_sync(kFullWarp, mine) != 0;
+    return n_stale != 0 && __any_sync(kAllLanes, mine) != 0;
 }
 
 // ---- all others ----------------------------------------------------------------------------------------------------------------

@@ -33,20 +33,13 @@ inline float by_minus_eighth(float a) { return without_subnormal(without_subnorm
 inline float reciprocal(float a) { return without_subnormal(1.0f / a); }
 #endif
 
-__device__ inline float largest_of_warp(float x) {
-    for (int step = kWarp / 2; step > 0; step /= 2) {
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
-    }
-    return x;
-}
-
 // Each lane has one value of the block.
 __device__ inline void quantise_q4(float x, int lane, char * block) {
-    const unsigned most = __ballot_sync(0xffffffffu, fabsf(x) == largest_of_warp(fabsf(x)));
-    const float d = by_minus_eighth(__shfl_sync(0xffffffffu, x, most != 0 ? __ffs(static_cast<int>(most)) - 1 : 0));
+    const unsigned most = __ballot_sync(kAllLanes, fabsf(x) == most_of_warp(fabsf(x)));
+    const float d = by_minus_eighth(__shfl_sync(kAllLanes, x, most != 0 ? __ffs(static_cast<int>(most)) - 1 : 0));
     const float inverse = d != 0.0f ? reciprocal(d) : 0.0f;
     const int code = min(15, static_cast<int>(fmaf(x, inverse, 8.5f)));
-    const int upper = __shfl_xor_sync(0xffffffffu, code, kQuantBlock / 2);
+    const int upper = __shfl_xor_sync(kAllLanes, code, kQuantBlock / 2);
     if (lane < kQuantBlock / 2) {
         block[2 + lane] = static_cast<char>(code | upper << 4);
     }
@@ -56,7 +49,7 @@ __device__ inline void quantise_q4(float x, int lane, char * block) {
 }
 
 __device__ inline void quantise_q8(float x, int lane, char * block) {
-    const float amax = largest_of_warp(fabsf(x));
+    const float amax = most_of_warp(fabsf(x));
     const float d = quotient(amax, 127.0f);
     const float inverse = d != 0.0f ? reciprocal(d) : 0.0f;
     block[2 + lane] = static_cast<char>(static_cast<int8_t>(roundf(__fmul_rn(x, inverse))));

@@ -37,7 +37,7 @@ BUDGETS = {
     "models": 2_258,
     "native": 589,
     "native/cuda": 6_782,
-    "native/emulator": 2_648,
+    "native/emulator": 2_635,
     "native/include": 1_344,
     "native/llama": 4_828,
     "native/server": 8_206,

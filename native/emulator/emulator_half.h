@@ -43,21 +43,14 @@ inline uint16_t float_to_half(float f) {
 
 }  // namespace edgekv::gpu::emulator
 
-struct __half_raw {
-    unsigned short x;
-};
-
 struct alignas(2) __half {
     unsigned short bits;
 
     __half() = default;
     __half(float f) : bits(edgekv::gpu::emulator::float_to_half(f)) {}
-    __half(const __half_raw & raw) : bits(raw.x) {}
     operator float() const { return edgekv::gpu::emulator::half_to_float(bits); }
-    operator __half_raw() const { return {bits}; }
 };
 
 inline float __half2float(__half h) { return edgekv::gpu::emulator::half_to_float(h.bits); }
 inline __half __float2half_rn(float f) { return __half(f); }
-inline __half __ushort_as_half(unsigned short bits) { return __half(__half_raw{bits}); }
-inline unsigned short __half_as_ushort(__half h) { return h.bits; }
+inline __half __ushort_as_half(unsigned short bits) { return edgekv::gpu::emulator::bit_cast<__half>(bits); }

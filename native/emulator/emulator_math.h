@@ -57,7 +57,7 @@ inline int __dp4a(int a, int b, int sum) {
 }
 template <class T> inline T __ldg(const T * p) { return *p; }
 
-// exactly CUDA's overloads: a call that is ambiguous for nvcc is ambiguous here
+// CUDA's overloads but those for doubles: a call that is ambiguous for nvcc is ambiguous here
 #define EDGEKV_MIN_MAX(result, a_type, b_type)                                                           \
     inline result min(a_type a, b_type b) {                                                              \
         return static_cast<result>(a) < static_cast<result>(b) ? static_cast<result>(a) : static_cast<result>(b); \
@@ -77,9 +77,3 @@ EDGEKV_MIN_MAX_SIGNS(long long)
 #undef EDGEKV_MIN_MAX
 inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
-inline double min(double a, double b) { return fmin(a, b); }
-inline double max(double a, double b) { return fmax(a, b); }
-inline double min(float a, double b) { return fmin(static_cast<double>(a), b); }
-inline double max(float a, double b) { return fmax(static_cast<double>(a), b); }
-inline double min(double a, float b) { return fmin(a, static_cast<double>(b)); }
-inline double max(double a, float b) { return fmax(a, static_cast<double>(b)); }

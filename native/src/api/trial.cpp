@@ -35,33 +35,6 @@ struct Numbers {
     bool one_of(unsigned n) { return engine() % n == 0; }
 };
 
-// A row in its type, as set_rows rounds it but for ties.
-void put_row(CellType type, const float * x, int dim, char * row) {
-    for (int i = 0; type == CellType::f16 && i < dim; ++i) {
-        const double rounded = round_to_half(x[i]);
-        const int exponent   = rounded == 0 ? -15 : std::max(std::ilogb(rounded), -15);
-        const double scaled  = std::fabs(rounded)*std::ldexp(1.0, exponent < -14 ? 24 : 10 - exponent);
-        const uint16_t half  = static_cast<uint16_t>((std::signbit(x[i]) ? 0x8000 : 0) | (exponent < -14 ? static_cast<int>(scaled)
-                                                                                     : (exponent + 15) << 10 | (static_cast<int>(scaled) & 1023)));
-        std::memcpy(row + 2*i, &half, 2);
-    }
-    for (int b = 0; in_blocks(type) && b < dim/kQuantBlock; ++b, x += kQuantBlock, row += block_bytes(type)) {
-        const float most = *std::max_element(x, x + kQuantBlock, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
-        const bool wide  = type == CellType::q8_0;
-        const float scale = wide ? std::fabs(most)/127.0f : most/-8.0f;
-        put_row(CellType::f16, &scale, 1, row);
-        for (int i = 0; i < kQuantBlock; ++i) {
-            const float code = scale == 0.0f ? 0.0f : x[i]/scale;
-            if (wide) {
-                row[2 + i] = static_cast<char>(static_cast<int8_t>(std::lrint(code)));
-            } else {
-                const int four = std::min(15, static_cast<int>(code + 8.5f));
-                row[2 + i%16]  = static_cast<char>(i < 16 ? four : (row[2 + i%16] | four << 4));
-            }
-        }
-    }
-}
-
 // The largest distance that set_rows may leave between a number and its stored form: half a step, and one unit in the scale's last place, by which a
 // card's division may be off.
 double step_of(CellType type, const float * block, float x) {
@@ -95,7 +68,7 @@ struct Rows {
         const size_t n_bytes = bytes_of_row(type, c.head_dim), n = static_cast<size_t>(c.n_cells)*c.n_head_kv;
         bytes.resize(n*n_bytes);
         for (size_t i = 0; i < n; ++i) {
-            put_row(type, numbers.normals(c.head_dim).data(), c.head_dim, bytes.data() + i*n_bytes);
+            store_row(type, numbers.normals(c.head_dim).data(), c.head_dim, bytes.data() + i*n_bytes);
             double squares = 0;
             for (int j = 0; j < c.head_dim; ++j) {
                 const double x = channel(type, bytes.data() + i*n_bytes, j);

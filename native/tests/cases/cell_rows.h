@@ -15,6 +15,8 @@
 namespace test {
 
 using edgekv::CellType;
+using edgekv::channel;
+using edgekv::to_half;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -37,21 +39,6 @@ struct Random {
 };
 
 // ---- halves ------------------------------------------------------------------------------------------------------------------
-
-// Rounds to nearest; of numbers and infinities.
-inline uint16_t to_half(float x) {
-    const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
-    const float a = std::fabs(x);
-    if (a >= 65520.0f) {
-        return sign | 0x7c00;
-    }
-    int exponent;
-    std::frexp(a, &exponent);
-    if (a == 0.0f || exponent < -13) {
-        return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::lrint(std::ldexp(a, 24))));
-    }
-    return static_cast<uint16_t>(sign + ((exponent + 13) << 10) + static_cast<int>(std::lrint(std::ldexp(a, 11 - exponent))));
-}
 
 // The upper half of a float, as shares of sketches are stored.
 inline uint16_t upper_half(float x) {
@@ -78,54 +65,6 @@ constexpr CellType k_type_of(int pair) { return kCellTypes[pair % kNumCellTypes]
 constexpr CellType v_type_of(int pair) { return kCellTypes[pair / kNumCellTypes]; }
 
 inline size_t row_bytes(CellType type, int head_dim) { return static_cast<size_t>(edgekv::bytes_of_row(type, head_dim)); }
-
-inline void store_row(CellType type, const std::vector<float> & x, char * row) {
-    if (type == CellType::f16) {
-        for (size_t i = 0; i < x.size(); ++i) {
-            const uint16_t h = to_half(x[i]);
-            std::memcpy(row + 2 * i, &h, 2);
-        }
-        return;
-    }
-    for (size_t b = 0; type == CellType::q4_0 && b < x.size() / 32; ++b) {
-        float most = 0.0f;  // the first of the largest, with its sign, becomes -8
-        for (size_t i = 32 * b; i < 32 * b + 32; ++i) {
-            most = std::fabs(x[i]) > std::fabs(most) ? x[i] : most;
-        }
-        const auto code = [&](size_t i) { return most == 0.0f ? 8 : std::min(15, static_cast<int>(std::floor(x[32 * b + i] * -8.0f / most + 8.5f))); };
-        const uint16_t scale = to_half(most / -8.0f);
-        std::memcpy(row + 18 * b, &scale, 2);
-        for (size_t i = 0; i < 16; ++i) {
-            row[18 * b + 2 + i] = static_cast<char>(code(i) | code(i + 16) << 4);
-        }
-    }
-    for (size_t b = 0; type == CellType::q8_0 && b < x.size() / 32; ++b) {
-        float amax = 0.0f;
-        for (size_t i = 32 * b; i < 32 * b + 32; ++i) {
-            amax = std::fmax(amax, std::fabs(x[i]));
-        }
-        const uint16_t scale = to_half(amax / 127.0f);
-        std::memcpy(row + 34 * b, &scale, 2);
-        for (size_t i = 0; i < 32; ++i) {
-            row[34 * b + 2 + i] = static_cast<char>(amax == 0.0f ? 0 : static_cast<int8_t>(std::lrint(x[32 * b + i] * 127.0f / amax)));
-        }
-    }
-}
-
-// Channel i of a row, as it is stored.
-inline double element(CellType type, const char * row, int i) {
-    const char * at = type == CellType::f16 ? row + 2 * i : row + i / 32 * (type == CellType::q8_0 ? 34 : 18);
-    uint16_t half;
-    std::memcpy(&half, at, 2);
-    const double x = edgekv::half_to_double(half);
-    switch (type) {
-        case CellType::f16: return x;
-        case CellType::q8_0: return x * static_cast<int8_t>(at[2 + i % 32]);
-        case CellType::q4_0: break;
-    }
-    const int pair = static_cast<uint8_t>(at[2 + i % 16]);
-    return x * ((i % 32 < 16 ? pair % 16 : pair / 16) - 8);
-}
 
 // ---- K or V of a layer -------------------------------------------------------------------------------------------------------
 
@@ -163,7 +102,7 @@ CacheRows cache_rows(const RowsShape & shape, const Value & value, const Hidden 
             }
             out.longest = std::max(out.longest, std::sqrt(norm));
             char * const at = out.bytes.data() + static_cast<size_t>(cell) * out.stride_cell + static_cast<size_t>(h) * out.stride_head;
-            store_row(shape.type, row, at);
+            edgekv::store_row(shape.type, row.data(), shape.head_dim, at);
             if (hidden(cell)) {
                 std::memset(at, 0xff, bytes);
             }

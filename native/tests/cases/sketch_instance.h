@@ -150,7 +150,7 @@ struct SketchSpans {
             double least = kInf, most = -kInf;
             for (int cell = 0; cell < kGroupCells; ++cell) {
                 if (in.valid_of(c, stream, group) >> cell & 1) {
-                    const double x = element(c.type, in.key(stream, head, group, cell), i);
+                    const double x = channel(c.type, in.key(stream, head, group, cell), i);
                     least = std::fmin(least, x);
                     most = std::fmax(most, x);
                 }

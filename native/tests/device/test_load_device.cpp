@@ -42,7 +42,7 @@ void check_rows(int head_dim, size_t gap, Stream stream) {
     const std::vector<float> got = out.get();
     for (int row = 0; row < kRows; ++row) {
         for (int i = 0; i < head_dim; ++i) {
-            const double want = element(T, rows.bytes.data() + static_cast<size_t>(row) * rows.stride_cell, i);
+            const double want = channel(T, rows.bytes.data() + static_cast<size_t>(row) * rows.stride_cell, i);
             const double x = got[static_cast<size_t>(row) * head_dim + i];
             CHECK(x == want, "type %d, size %d, gap %zu, row %d: value %d is %g, not %g", static_cast<int>(T), head_dim, gap, row, i, x, want);
         }

@@ -29,43 +29,6 @@ struct Case {
 
 bool emulated = true;
 
-float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
-
-// Writes one head of one token as set_rows does.
-void expected_row(CellType type, const float * x, int dim, char * row) {
-    if (type == CellType::f16) {
-        for (int i = 0; i < dim; ++i) {
-            const uint16_t h = to_half(x[i]);
-            std::memcpy(row + 2 * i, &h, 2);
-        }
-        return;
-    }
-    for (int b = 0; type == CellType::q4_0 && b < dim / 32; ++b, x += 32, row += 18) {
-        const float most = *std::max_element(x, x + 32, [](float a, float b) { return std::fabs(a) < std::fabs(b); });  // the first
-        const float d = flushed(flushed(most) / -8.0f);
-        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-        const uint16_t h = to_half(d);
-        std::memcpy(row, &h, 2);
-        const auto code = [&](int i) { return std::min(15, static_cast<int>(std::fma(x[i], inverse, 8.5f))); };
-        for (int i = 0; i < 16; ++i) {
-            row[2 + i] = static_cast<char>(code(i) | code(i + 16) << 4);
-        }
-    }
-    for (int b = 0; type == CellType::q8_0 && b < dim / 32; ++b, x += 32, row += 34) {
-        float amax = 0.0f;
-        for (int i = 0; i < 32; ++i) {
-            amax = std::fmax(amax, std::fabs(x[i]));
-        }
-        const float d = flushed(flushed(amax) / 127.0f);
-        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-        const uint16_t h = to_half(d);
-        std::memcpy(row, &h, 2);
-        for (int i = 0; i < 32; ++i) {
-            row[2 + i] = static_cast<char>(static_cast<int8_t>(std::round(x[i] * inverse)));
-        }
-    }
-}
-
 // A GPU may write `got` for the row `want` of x.
 bool near_row(CellType type, const float * x, int dim, const char * got, const char * want) {
     if (type == CellType::f16) {
@@ -85,7 +48,7 @@ bool near_row(CellType type, const float * x, int dim, const char * got, const c
         }
         for (int i = 0; type == CellType::q4_0 && i < 32; ++i) {
             const auto code = [&](const char * row) { return static_cast<uint8_t>(row[2 + i % 16]) >> (i < 16 ? 0 : 4) & 15; };
-            const double above = amax == 0.0 ? 8.5 : element(type, want, 0) == 0.0 && d[1] == 0 ? 8.5 : x[i] / (amax / 8.0) * (d[1] & 0x8000 ? -1 : 1) + 8.5;
+            const double above = amax == 0.0 ? 8.5 : channel(type, want, 0) == 0.0 && d[1] == 0 ? 8.5 : x[i] / (amax / 8.0) * (d[1] & 0x8000 ? -1 : 1) + 8.5;
             if (code(got) != code(want) && !(std::fabs(above - std::rint(above)) <= 16 * 0x1p-20)) {
                 return false;
             }
@@ -207,7 +170,7 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
             for (int h = 0; h < c.n_head_kv; ++h) {
                 const float * x = side.x.data() + (static_cast<size_t>(t) * c.n_head_kv + h) * (c.head_dim + pad);
                 const size_t at = static_cast<size_t>(side.cells[t]) * side.stride_cell + h * side.stride_head;
-                expected_row(side.type, x, c.head_dim, row.data());
+                edgekv::store_row(side.type, x, c.head_dim, row.data());
                 if (!emulated && near_row(side.type, x, c.head_dim, got.data() + at, row.data())) {
                     std::copy_n(got.data() + at, row.size(), row.data());
                 }

@@ -176,7 +176,7 @@ double true_logit(const SketchCase & c, const char * key, const float * q, doubl
     double logit = 0.0;
     total = 0.0;
     for (int i = 0; i < c.head_dim; ++i) {
-        const double x = static_cast<double>(q[i]) * c.scale * element(c.type, key, i);
+        const double x = static_cast<double>(q[i]) * c.scale * channel(c.type, key, i);
         logit += x;
         total += std::fabs(x);
     }

@@ -103,7 +103,7 @@ void quantise_token_reference(const float * values, int n, TokenForm form, Token
             largest = std::max(largest, std::fabs(values[i + j]));
         }
         const float by = largest > 0 ? 127.0f / largest : 0;
-        const float d = form == TokenForm::of_32 ? static_cast<float>(round_to_half(static_cast<double>(largest / 127.0f))) : largest > 0 ? 1 / by : 0;
+        const float d = form == TokenForm::of_32 ? static_cast<float>(half_to_double(to_half(largest / 127.0f))) : largest > 0 ? 1 / by : 0;
         for (int j = 0; j < width; j += kProductBlock) {
             const int at = (i + j) % kProductChunk, block = at / kProductBlock;
             int sums[2] = {};

@@ -63,17 +63,7 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     return plan;
 }
 
-#if EDGEKV_X86
-constexpr KernelTables<AttendKernels> kTables = {
-    &kAttendPortable, EDGEKV_BUILT_PLAIN(avx2, avxvnni, kAttendAvx2),
-    EDGEKV_BUILT(avxvnni, kAttendAvxVnni), EDGEKV_BUILT_PLAIN(avx512, avx512vnni, kAttendAvx512),
-    EDGEKV_BUILT(avx512vnni, kAttendAvx512Vnni)};
-#elif EDGEKV_ARM64
-constexpr KernelTables<AttendKernels> kTables = {
-    &kAttendPortable, EDGEKV_BUILT_PLAIN(neon, dotprod, kAttendNeon), EDGEKV_BUILT(dotprod, kAttendDotProd)};
-#else
-constexpr KernelTables<AttendKernels> kTables = {&kAttendPortable};
-#endif
+constexpr KernelTables<AttendKernels> kTables = EDGEKV_TABLES(kAttend);
 
 const AttendKernels & kernels(Isa isa) { return kernels_for(isa, kTables); }
 

@@ -75,6 +75,17 @@ struct KernelTables {
 #endif
 };
 
+// The KernelTables of kernels that have all these variants, whose names begin with `name`.
+#if EDGEKV_X86
+#define EDGEKV_TABLES(name)                                                                           \
+    { &name##Portable, EDGEKV_BUILT_PLAIN(avx2, avxvnni, name##Avx2), EDGEKV_BUILT(avxvnni, name##AvxVnni), \
+      EDGEKV_BUILT_PLAIN(avx512, avx512vnni, name##Avx512), EDGEKV_BUILT(avx512vnni, name##Avx512Vnni) }
+#elif EDGEKV_ARM64
+#define EDGEKV_TABLES(name) { &name##Portable, EDGEKV_BUILT_PLAIN(neon, dotprod, name##Neon), EDGEKV_BUILT(dotprod, name##DotProd) }
+#else
+#define EDGEKV_TABLES(name) { &name##Portable }
+#endif
+
 template <class Table>
 const Table & kernels_for([[maybe_unused]] Isa isa, const KernelTables<Table> & of) {
 #if EDGEKV_X86
@@ -97,30 +108,27 @@ const Table & kernels_for([[maybe_unused]] Isa isa, const KernelTables<Table> & 
 // The variants have names of their own; null if it is not usable on this CPU.
 template <class Table>
 const Table * kernels_by_name(const char * name, const KernelTables<Table> & of) {
-    if (std::strcmp(name, "portable") == 0) {
-        return of.portable;
-    }
+    const struct {
+        const char * name;
+        bool usable;
+        const Table * table;
+    } all[] = {
+        {"portable", true, of.portable},
 #if EDGEKV_X86
-    if (std::strcmp(name, "avx2") == 0 && isa_supported(Isa::avx2)) {
-        return of.avx2;
-    }
-    if (std::strcmp(name, "avxvnni") == 0 && isa_supported(Isa::avx2) && has_avx_vnni()) {
-        return of.avxvnni;
-    }
-    if (std::strcmp(name, "avx512") == 0 && isa_supported(Isa::avx512)) {
-        return of.avx512;
-    }
-    if (std::strcmp(name, "avx512vnni") == 0 && isa_supported(Isa::avx512) && has_vnni()) {
-        return of.avx512vnni;
-    }
+        {"avx2", isa_supported(Isa::avx2), of.avx2},
+        {"avxvnni", isa_supported(Isa::avx2) && has_avx_vnni(), of.avxvnni},
+        {"avx512", isa_supported(Isa::avx512), of.avx512},
+        {"avx512vnni", isa_supported(Isa::avx512) && has_vnni(), of.avx512vnni},
 #elif EDGEKV_ARM64
-    if (std::strcmp(name, "neon") == 0) {
-        return of.neon;
-    }
-    if (std::strcmp(name, "dotprod") == 0 && has_dotprod()) {
-        return of.dotprod;
-    }
+        {"neon", true, of.neon},
+        {"dotprod", has_dotprod(), of.dotprod},
 #endif
+    };
+    for (const auto & one : all) {
+        if (std::strcmp(name, one.name) == 0) {
+            return one.usable ? one.table : nullptr;
+        }
+    }
     return nullptr;
 }
 

@@ -8,17 +8,7 @@
 namespace edgekv {
 namespace {
 
-#if EDGEKV_X86
-constexpr KernelTables<SketchKernels> kTables = {
-    &kSketchPortable, EDGEKV_BUILT_PLAIN(avx2, avxvnni, kSketchAvx2),
-    EDGEKV_BUILT(avxvnni, kSketchAvxVnni), EDGEKV_BUILT_PLAIN(avx512, avx512vnni, kSketchAvx512),
-    EDGEKV_BUILT(avx512vnni, kSketchAvx512Vnni)};
-#elif EDGEKV_ARM64
-constexpr KernelTables<SketchKernels> kTables = {
-    &kSketchPortable, EDGEKV_BUILT_PLAIN(neon, dotprod, kSketchNeon), EDGEKV_BUILT(dotprod, kSketchDotProd)};
-#else
-constexpr KernelTables<SketchKernels> kTables = {&kSketchPortable};
-#endif
+constexpr KernelTables<SketchKernels> kTables = EDGEKV_TABLES(kSketch);
 
 const SketchKernels & kernels(Isa isa) { return kernels_for(isa, kTables); }
 

@@ -83,14 +83,14 @@ struct TestStream {
     edgekv::gpu::Stream s = nullptr;
 };
 
-// Bytes that have crossed the emulated device's link to host memory; 0 on a card, which does not tell.
-inline size_t crossed_bytes() {
+// Bytes that have crossed the emulated device's link to host memory. A card does not tell.
 #if defined(__CUDACC__)
-    return 0;
+constexpr bool kTellsCrossed = false;
+inline size_t crossed_bytes() { return 0; }
 #else
-    return edgekv::gpu::emulator::link_bytes();
+constexpr bool kTellsCrossed = true;
+inline size_t crossed_bytes() { return edgekv::gpu::emulator::link_bytes(); }
 #endif
-}
 
 // Returns whether the first device can be used, and says why not.
 inline bool has_device(edgekv::gpu::Device & device) {

@@ -86,22 +86,10 @@ struct Home {
     }
 };
 
-// Counts the bytes that a launch reads over the link; a GPU does not.
-class LinkBytes {
-public:
-    void expect(size_t n, const char * what) const {
-#if !defined(__CUDACC__)
-        CHECK(emulator::link_bytes() - before == n, "%s: %zu bytes over the link, not %zu", what, emulator::link_bytes() - before, n);
-#else
-        static_cast<void>(n), static_cast<void>(what);
-#endif
-    }
-
-private:
-#if !defined(__CUDACC__)
-    size_t before = emulator::link_bytes();
-#endif
-};
+void check_crossed(size_t before, size_t n, const char * what) {
+    const size_t crossed = crossed_bytes() - before;
+    CHECK(!kTellsCrossed || crossed == n, "%s: %zu bytes over the link, not %zu", what, crossed, n);
+}
 
 size_t slot_bytes(const EdgekvDeviceLayer & layer, const Shape & c) {
     return ((layer.k_row_bytes + layer.v_row_bytes) * static_cast<size_t>(c.page_tokens) + 63) / 64 * 64;
@@ -228,7 +216,7 @@ void check_stage(const Shape & c, int n_cells, uint64_t seed, Stream stream) {
     const StageProblem p = {layer, which, n_cells, c.page_tokens, slots_device.data(), slots_stride, reinterpret_cast<char *>(arena.data()),
                             n_slot, {reinterpret_cast<char *>(k.data()), layer.k_stride_cell, layer.k_stride_head},
                             {reinterpret_cast<char *>(v.data()), layer.v_stride_cell, layer.v_stride_head}};
-    const LinkBytes link;
+    const size_t before = crossed_bytes();
     launch_stage(p, stream, 1 + static_cast<int>(seed % 5));
     must(stream_sync(stream));
 
@@ -248,7 +236,7 @@ void check_stage(const Shape & c, int n_cells, uint64_t seed, Stream stream) {
             }
         }
     }
-    link.expect(n_link, "staging");
+    check_crossed(before, n_link, "staging");
     CHECK(k.get() == want_k && v.get() == want_v, "%d of %d cells", n_cells, c.n_cells);
     CHECK(arena.get() == want_arena, "%d of %d cells: the arena", n_cells, c.n_cells);
 }
@@ -295,10 +283,10 @@ void check_bring(const Shape & c, uint64_t seed, Stream stream) {
         const DeviceArray<int32_t> cells_device(cells), n_device(n_rows);
         const BringProblem p = {layer, which, c.page_tokens, cells_device.data(), n_device.data(), list_stride, n_lists, slots_device.data(),
                                 slots_stride, brought.data(), brought_stride, reinterpret_cast<char *>(k.data()), reinterpret_cast<char *>(v.data())};
-        const LinkBytes link;
+        const size_t before = crossed_bytes();
         launch_bring(p, stream, 1 + static_cast<int>(seed % 5));
         must(stream_sync(stream));
-        link.expect(n_link, "rows of lists");
+        check_crossed(before, n_link, "rows of lists");
         CHECK(k.get() == want_k && v.get() == want_v, "turn %d: %d cells of %d heads", turn, c.n_cells, c.n_heads);
     }
 }

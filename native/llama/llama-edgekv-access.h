@@ -201,21 +201,6 @@ struct llama_edgekv_access {
         out.labels      = cells.edgekv_clock.labels.data();
     }
 
-    static int changed(const llama_kv_cells & cells, uint64_t since, llama_edgekv_range * out, int capacity) {
-        int n = 0;
-        const bool known = cells.edgekv_clock.since(since, [&](uint32_t first, uint32_t end) {
-            if (n < capacity) {
-                out[n] = { first, end };
-            }
-            n += 1;
-        });
-        if (!known || n > capacity) {
-            out[0] = { 0, cells.size() };
-            n = 1;
-        }
-        return n;
-    }
-
     // Queues a turn of a cell's K by some positions; its position stays.
     static void turn(llama_kv_cells & cells, uint32_t i, int32_t by) {
         if (by != 0) {

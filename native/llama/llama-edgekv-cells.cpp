@@ -124,7 +124,8 @@ int llama_edgekv_get_changed(const llama_context * lctx, uint32_t stream, uint64
     if (!kv || stream >= kv->get_n_stream()) {
         return 0;
     }
-    return llama_edgekv_access::changed(llama_edgekv_access::cells(*kv, stream), since, out, capacity);
+    const llama_kv_cells & cells = llama_edgekv_access::cells(*kv, stream);
+    return cells.edgekv_clock.ranges_since(since, cells.size(), out, capacity);
 }
 
 int llama_edgekv_free_cells(llama_context * lctx, uint32_t stream, const uint32_t * cells, int n) {

@@ -202,6 +202,23 @@ public:
         return true;
     }
 
+    // The same, of n_cells: puts them into `out` and returns their number, at most `capacity`; one range of all cells if they are more, or not known.
+    template <class Range>
+    int ranges_since(uint64_t t, uint32_t n_cells, Range * out, int capacity) const {
+        int n = 0;
+        const bool known = since(t, [&](uint32_t first, uint32_t end) {
+            if (n < capacity) {
+                out[n] = { first, end };
+            }
+            n += 1;
+        });
+        if (!known || n > capacity) {
+            out[0] = { 0, n_cells };
+            n = 1;
+        }
+        return n;
+    }
+
     // Calls each(first, end) with the runs of blocks without a token in which cells were touched since they were last named here; runs reach as far
     // as the empty blocks around them. `is_empty` tells of a cell.
     template <class IsEmpty, class Each>

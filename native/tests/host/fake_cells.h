@@ -54,16 +54,10 @@ bool llama_edgekv_get_cells(const llama_context * lctx, uint32_t stream, llama_e
 
 int llama_edgekv_get_changed(const llama_context * lctx, uint32_t stream, uint64_t since, llama_edgekv_range * out, int capacity) {
     const auto & cells = edgekv::cache_of(lctx)[stream];
-    int n = 0;
-    const bool known = g_uses_log && cells.clock.since(since, [&](uint32_t first, uint32_t end) {
-        if (n < capacity) {
-            out[n] = { first, end };
-        }
-        n += 1;
-    });
-    if (!known || n > capacity) {
-        out[0] = { 0, static_cast<uint32_t>(cells.pos.size()) };
-        n = 1;
+    const auto n_cells = static_cast<uint32_t>(cells.pos.size());
+    if (!g_uses_log) {
+        out[0] = { 0, n_cells };
+        return 1;
     }
-    return n;
+    return cells.clock.ranges_since(since, n_cells, out, capacity);
 }

@@ -40,7 +40,7 @@ BUDGETS = {
     "native/emulator": 2_635,
     "native/include": 1_344,
     "native/llama": 4_831,
-    "native/server": 8_206,
+    "native/server": 8_186,
     "native/src": 20_266,
     "native/tests": 8_259,
     "native/tests/ptx": 1_479,

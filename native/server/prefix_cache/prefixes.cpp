@@ -2,7 +2,6 @@
 
 #include "llama-edgekv.h"
 #include "llama-edgekv-places.h"
-#include "server/prefix_cache/media.h"
 #include "server/scheduling/pace.h"
 #include "server/prefix_cache/rolling.h"
 #include "server/prefix_cache/snapshots.h"
@@ -14,7 +13,6 @@
 static edgekv_prefixes g_prefixes = {};  // without functions: there is no keeper
 
 static std::unordered_map<int, edgekv_sequence> g_sequences;
-static bool g_fetches = false;  // whether a sequence waited for kept rows in this round of the server
 
 // promised rows of a slot that have not come yet
 static struct {
@@ -81,12 +79,8 @@ bool edgekv_prefix_settle() {
     return false;
 }
 
-edgekv_prefix_scope::edgekv_prefix_scope() {
-    g_fetches = false;
-}
-
 bool edgekv_prefix_fetches() {
-    return g_fetches;
+    return std::any_of(g_sequences.begin(), g_sequences.end(), [](const auto & one) { return one.second.waits; });
 }
 
 void edgekv_prefix_decode_begins() {
@@ -142,29 +136,18 @@ static bool edgekv_alike(const edgekv_prefix_slot & a, const edgekv_prefix_slot 
     return a.adapters == b.adapters && !a.partly && !b.partly;
 }
 
-// the first n of some tokens, as a slot's for the keeper; slot and tokens must outlive it
-struct edgekv_told_tokens {
-    edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) : media(tokens, n, slot.mctx) {
-        told.lctx       = slot.lctx;
-        told.seq_id     = slot.seq_id;
-        told.adapters   = slot.adapters.data();
-        told.n_adapters = static_cast<int>(slot.adapters.size());
-        told.space      = tokens.edgekv_space.c_str();
-        if (const auto & sequence = g_sequences[slot.seq_id]; slot.task >= 0 && sequence.task == slot.task) {
-            told.marks     = sequence.marks.marks.data();
-            told.n_marks   = static_cast<int>(sequence.marks.marks.size());
-            told.in_memory = sequence.marks.in_memory;
-        }
-        media.put_into(told);
+edgekv_told_tokens::edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) : media(tokens, n, slot.mctx) {
+    told.lctx       = slot.lctx;
+    told.seq_id     = slot.seq_id;
+    told.adapters   = slot.adapters.data();
+    told.n_adapters = static_cast<int>(slot.adapters.size());
+    told.space      = tokens.edgekv_space.c_str();
+    if (const auto & sequence = g_sequences[slot.seq_id]; slot.task >= 0 && sequence.task == slot.task) {
+        told.marks     = sequence.marks.marks.data();
+        told.n_marks   = static_cast<int>(sequence.marks.marks.size());
+        told.in_memory = sequence.marks.in_memory;
     }
-
-    edgekv_server::told_media media;
-    edgekv_prefix_tokens told = {};
-};
-
-void edgekv_prefix_tell(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n, const std::function<void(const edgekv_prefix_tokens &)> & use) {
-    const edgekv_told_tokens all(slot, tokens, n);
-    use(all.told);
+    media.put_into(told);
 }
 
 int edgekv_prefix_computed(const edgekv_prefix_slot & slot) {
@@ -255,7 +238,7 @@ bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & 
     if (!edgekv_prefixes_kept() || edgekv_match(slot, prompt, n_have, edgekv_goes_on(slot, prompt, n_have), alone)) {
         return true;
     }
-    g_sequences[slot.seq_id].waits = g_fetches = true;
+    g_sequences[slot.seq_id].waits = true;
 
     return false;
 }

@@ -5,13 +5,13 @@
 
 #include "edgekv_server.h"
 #include "server-common.h"
+#include "server/prefix_cache/media.h"
 #include "server/prefix_cache/misses.h"
 #include "server/scheduling/progress.h"
 #include "server/scheduling/prompts.h"
 #include "server/prefix_cache/tasks.h"
 
 #include <algorithm>
-#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <vector>
@@ -108,11 +108,7 @@ bool edgekv_prefix_decode_ended(int & ret);
 // there on have been read again. A scope lives while slots are updated; outside of it no rows are promised.
 bool edgekv_prefix_settle();
 struct edgekv_prefix_scope {
-    edgekv_prefix_scope();
     ~edgekv_prefix_scope() { edgekv_prefix_settle(); }
-
-    edgekv_prefix_scope(const edgekv_prefix_scope &) = delete;
-    edgekv_prefix_scope & operator=(const edgekv_prefix_scope &) = delete;
 };
 
 // A medium of a slot's prompt is about to be computed, beside the batch.
@@ -123,8 +119,13 @@ void edgekv_prefix_medium_begins(const Slot & slot) {
     llama_edgekv_set_prompts(slot.ctx_tgt, &seq_id, 1);
 }
 
-// Calls `use` with the first n of some tokens, as a slot's, in the form that keepers get.
-void edgekv_prefix_tell(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n, const std::function<void(const edgekv_prefix_tokens &)> & use);
+// The first n of some tokens, as a slot's, in the form that keepers get. Slot and tokens must outlive it.
+struct edgekv_told_tokens {
+    edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n);
+
+    edgekv_server::told_media media;
+    edgekv_prefix_tokens told = {};
+};
 
 // the number of a slot's computed tokens
 int edgekv_prefix_computed(const edgekv_prefix_slot & slot);

@@ -86,9 +86,8 @@ std::vector<token_range> chosen(const edgekv_prefix_slot & slot, const server_ta
     if (most > 0 && compute_tokens(slot.lctx, slot.mctx, slot.seq_id, held, held, of.turn, end)) {
         std::vector<edgekv_run> runs;
         const auto gone = told_gone(of, runs);
-        edgekv_prefix_tell(slot, held, end, [&](const edgekv_prefix_tokens & tokens) {
-            n_which = g_recalls.choose(g_recalls.user, &tokens, of.turn, &gone, most, which.data());
-        });
+        const edgekv_told_tokens all(slot, held, end);
+        n_which = g_recalls.choose(g_recalls.user, &all.told, of.turn, &gone, most, which.data());
     }
     llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, held.pos_next(of.turn), -1);
     held.keep_first(of.turn);
@@ -114,10 +113,8 @@ int put_rows(const edgekv_prefix_slot & slot, const server_task & task, const go
     for (const auto & range : ranges) {
         const int n = static_cast<int>(slot.held->size());
         const int which = static_cast<int>(std::find_if(runs.begin(), runs.end(), [&](const edgekv_run & run) { return run.first == range.first; }) - runs.begin());
-        int position = -1;
-        edgekv_prefix_tell(slot, *slot.held, n, [&](const edgekv_prefix_tokens & tokens) {
-            position = g_recalls.put(g_recalls.user, &tokens, &gone, which, &cached);
-        });
+        const edgekv_told_tokens all(slot, *slot.held, n);
+        const int position = g_recalls.put(g_recalls.user, &all.told, &gone, which, &cached);
         if (position < 0) {
             llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, slot.held->pos_next(n), -1);
             break;
@@ -158,9 +155,8 @@ void recall_leave(const edgekv_prefix_slot & slot) {
     }
     std::vector<edgekv_run> runs;
     const auto gone = told_gone(of, runs);
-    edgekv_prefix_tell(slot, *slot.held, static_cast<int>(end - held.begin()), [&](const edgekv_prefix_tokens & tokens) {
-        g_recalls.leave(g_recalls.user, &tokens, &gone, at.data());
-    });
+    const edgekv_told_tokens all(slot, *slot.held, static_cast<int>(end - held.begin()));
+    g_recalls.leave(g_recalls.user, &all.told, &gone, at.data());
 }
 
 void recall_begins(const edgekv_prefix_slot & slot, server_task & task) {

@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/prefix_cache": 3_635,
     "tests/proof": 201,
     "tests/runtime": 6_981,
-    "tests/server": 9_444,
+    "tests/server": 9_452,
     "tests/support": 3_794,
     "tests/templates": 153,
     "tests/tiering": 1_342,

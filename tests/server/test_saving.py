@@ -1,6 +1,7 @@
 """Kept rows stay in their slot until it needs the cells, and the next prompt finds them all the same."""
 
 import threading
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from support.clients import until
 from support.prefix_server import EXACT, SPARSE, ask, conversation, serve
 
+from edgekv._native import token_rows
 from edgekv._native.token_rows import HeldTokens
 from edgekv.prefix_cache.settings import StoreSettings
 
@@ -51,19 +53,25 @@ def test_what_lies_in_a_slot_is_not_in_ram_too(tiny, slot):
         assert again["timings"]["cache_n"] == 1299 and again["tokens"] == first["tokens"]
 
 
-def test_what_takes_the_slot_waits_for_its_rows(tiny, reads):
-    """Another conversation takes the slot of one that is being saved: the kept rows are the first one's all the same."""
+def test_the_bound_of_ram_is_that_of_copies(tiny):
+    """Of ten conversations in two slots: what NumPy allocated for rows taken out of slots. Those in slots are the context's and count nowhere."""
+    n, n_kept = 600, 3
+    copies = tracemalloc.Filter(True, token_rows.__file__, domain=np.lib.tracemalloc_domain)
     with serve(tiny, EXACT, n_slots=1) as server:
-        first = ask(server, conversation(1, 700), 8)
-        reads(lambda: threading.Event().wait(0.05))
-        for seed in (2, 3, 4):
-            ask(server, conversation(seed, 700))
-        server.prefixes.flush()
-        again = ask(server, conversation(1, 700), 8)
-        assert again["timings"]["cache_n"] == 699 and again["tokens"] == first["tokens"]
-    with serve(tiny, EXACT, n_slots=1) as server:
-        alone = [ask(server, conversation(seed, 700), 8, cache_prompt=False)["tokens"] for seed in (1, 2)]
-    assert alone[0] == first["tokens"]
+        token_bytes = sum(map(sum, server.runtime.tokens.row_bytes()))
+    bound = n_kept * n * (token_bytes + 4)
+    with serve(tiny, EXACT, StoreSettings(ram_bytes=bound), n_slots=2, extra=("--no-kv-unified",)) as server:
+        tracemalloc.start()
+        try:
+            for seed in range(10):
+                ask(server, conversation(seed, n), id_slot=seed % 2)
+            server.settle()
+            n_bytes = sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([copies]).traces)
+        finally:
+            tracemalloc.stop()
+        (stats,) = server.prefixes.stats()
+        assert (n_kept - 1) * n * token_bytes < n_bytes <= stats.ram.n_bytes <= bound and stats.n_in_slots >= 2 * (n // 256)
+        assert all(ask(server, conversation(seed, n), id_slot=seed % 2)["timings"]["cache_n"] == n - 1 for seed in (9, 8))
 
 
 @pytest.mark.parametrize("kv", [{"mode": "off"}, EXACT, SPARSE], ids=["off", "exact", "sparse"])

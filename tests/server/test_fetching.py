@@ -5,8 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -94,39 +93,23 @@ def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, 
     assert set(held.threads) == {"edgekv-fetch"}
 
 
-@contextmanager
-def one_waits(model: Path, shared: StoreSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Held, Future, Future]]:
-    """The only slot answers; a prompt that the shared server has waits for it, and its rows begin to come: the futures of both answers."""
+def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
+    """The only slot answers. When it is free, nothing is fetched twice."""
+    first = keep(tiny, shared)
     monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)
-    with prefix_server.serve(model, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
+    with prefix_server.serve(tiny, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
         held = Held(monkeypatch, "_fill")
         running = pool.submit(ask, server, conversation(2, 30), 1500)
         until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
         waits = pool.submit(ask, server, conversation(1))
         assert held.asked.wait(30)
         held.go_on.set()
-        yield server, held, running, waits
-
-
-def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
-    first = keep(tiny, shared)
-    with one_waits(tiny, shared, monkeypatch) as (_, held, running, waits):
         until(lambda: not fetching())
         assert not running.done(), "the rows are here before the slot is free"
         n_asked = len(held.threads)
         answer = waits.result(100)
-        assert len(held.threads) == n_asked, "nothing was fetched twice"
+        assert len(held.threads) == n_asked
     assert answer["tokens"] == first["tokens"] and answer["timings"]["cache_n"] == 699
-
-
-def test_rows_that_nobody_waits_for_any_more_are_let_go(tiny, shared, monkeypatch):
-    keep(tiny, shared)
-    monkeypatch.setattr("edgekv.server.fetching.EXPECTED_S", 0.3)
-    with one_waits(tiny, shared, monkeypatch) as (server, _, running, waits):
-        (store,) = server.prefixes._stores.values()
-        until(lambda: not fetching() and not store.shared.in_use)
-        assert not running.done()
-        assert waits.result(100)["timings"]["cache_n"] == 699, "they are fetched once more"
 
 
 def test_where_fetched_tokens_came_from_is_said(tiny, shared):

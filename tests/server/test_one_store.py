@@ -1,9 +1,6 @@
 """One store keeps the prefixes of all adapters and scales that requests name, and gives none to another."""
 
-import gc
-import pathlib
 import threading
-import tracemalloc
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +14,10 @@ from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.models.geometry import open_model
-from edgekv.prefix_cache import bound, store
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime import attachments
 from edgekv.server import digesting, identities
 from edgekv.server.prefixes import Prefixes
-
-N_SCALES = 1000
 
 
 class HeldRows:
@@ -123,44 +117,9 @@ def kept(rows: Rows, synthetic, tmp_path: Path) -> Iterator[Prefixes]:
     kept.close()
 
 
-def in_use() -> int:
-    """Bytes of Python's memory, without the table of interned names, which pathlib enlarges now and then by 2 MB."""
-    snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, pathlib.__file__)])
-    return sum(trace.size for trace in snapshot.traces)
-
-
 def of(scale: float, tokens: np.ndarray) -> SequenceTokens:
     """A sequence with the adapter at address 7, or none at scale 0."""
     return SequenceTokens(1, 0, tokens, ((7, scale),) if scale else ())
-
-
-def test_a_sweep_of_scales_leaves_threads_memory_and_scans_flat(kept: Prefixes, monkeypatch: pytest.MonkeyPatch):
-    """Each scale used to have a store: three threads, two pools and a scan of the folder on the thread that decodes, for ever."""
-    looked: list[int] = []
-    made: list[object] = []
-    look, make = bound.FolderBound.look, store.PrefixStore.__init__
-    monkeypatch.setattr(bound.FolderBound, "look", lambda self: (looked.append(1), look(self))[1])
-    monkeypatch.setattr(store.PrefixStore, "__init__", lambda self, *a, **k: (made.append(self), make(self, *a, **k))[1])
-    tokens = conversation(20)
-    n_threads, n_bytes = [], []
-    tracemalloc.start()
-    try:
-        for i in range(N_SCALES):
-            prompt = of((i + 1) / N_SCALES, tokens)
-            assert kept.load(prompt, 0, None).ram == 0
-            if i < 200:
-                kept.insert(prompt, True, False)
-            if i % 100 == 99:
-                kept.flush()
-                gc.collect()
-                n_threads.append(threading.active_count())
-                n_bytes.append(in_use())
-    finally:
-        tracemalloc.stop()
-    assert len(made) == 1
-    assert n_threads[-1] == n_threads[1]
-    assert n_bytes[-1] - n_bytes[1] < 200_000  # it grew by 7 MB
-    assert len(looked) < 20  # one at the beginning, and one a second while it writes
 
 
 def test_prefixes_of_other_scales_are_not_taken(kept: Prefixes, rows: Rows):
@@ -170,6 +129,7 @@ def test_prefixes_of_other_scales_are_not_taken(kept: Prefixes, rows: Rows):
     assert kept.load(of(0.0, tokens), 0, None).ram == 0
     assert rows.n_placed == 0
     assert begin(kept, of(1.0, tokens)).ram == 300
+    assert len(kept.stats()) == 1, "one for each scale would have threads, and a scan of the folder, for ever"
 
 
 def test_a_context_that_is_loaded_again_has_the_same_store(kept: Prefixes, rows: Rows, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""The operations on a CUDA device, by CuPy: the hot ones are kernels of ours (arrays/cuda), on memory that libedgekv allocated.
+"""The operations on a CUDA device, by CuPy: the hot ones are kernels of ours (native/cuda), on memory that libedgekv allocated.
 
 Only `download` waits for the device. Only a context on a CUDA device imports this module, and only the constructor imports cupy.
 """
@@ -263,7 +263,7 @@ def _first_line(error: Exception) -> str:
 def source(name: str) -> str:
     """The text of a kernel source. Raises NativeError."""
     here = Path(__file__).resolve().parent
-    # those of native/ are installed beside this file too; an editable checkout leaves them in native/
+    # they are installed beside this file; an editable checkout leaves them in native/
     for path in (here / "cuda" / name, here.parent.parent / "native" / "cuda" / "kernels" / name):
         if path.is_file():
             return path.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@
 #include "cuda/kernels/move_pages.cuh"
 
 #define __shared__ static  // launches run to their end here, block after block
-#include "scores.cuh"
+#include "cuda/kernels/scores.cuh"
 
 #include <cstring>
 #include <utility>

@@ -20,14 +20,12 @@ import numpy as np
 import pytest
 from support.native_build import NATIVE
 
-ROOT = NATIVE.parent
-
 
 @pytest.fixture(scope="session")
 def emulated_kernels(emulator: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library of the kernels on the emulated device."""
     library = tmp_path_factory.mktemp("kernels") / "libemulated-kernels.so"
-    folders = [NATIVE, ROOT / "edgekv" / "arrays" / "cuda", NATIVE / "src", NATIVE / "include"]
+    folders = [NATIVE, NATIVE / "src", NATIVE / "include"]
     done = subprocess.run(["g++", "-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-shared", *(f"-I{path}" for path in folders),
                            str(Path(__file__).with_name("emulated_kernels.cpp")), str(emulator), f"-Wl,-rpath,{emulator.parent}", "-o", str(library)],
                           capture_output=True, text=True)

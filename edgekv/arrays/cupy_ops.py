@@ -1,4 +1,4 @@
-"""The operations on a CUDA device, by CuPy: the hot ones are kernels of ours (native/cuda), on memory that libedgekv allocated.
+"""The operations on a CUDA device, by CuPy: the hot ones are kernels of ours (native/cuda/arrays.cu), on memory that libedgekv allocated.
 
 Only `download` waits for the device. Only a context on a CUDA device imports this module, and only the constructor imports cupy.
 """
@@ -12,6 +12,7 @@ from types import ModuleType
 
 import numpy as np
 
+import edgekv
 from edgekv.arrays import move
 from edgekv.arrays.backend import install
 from edgekv.arrays.ops import Array, Ops
@@ -21,6 +22,8 @@ from edgekv.arrays.topk import listed_largest
 from edgekv.common.errors import CudaUnavailable, EdgeKVError, NativeError
 from edgekv.pages.residency import Residency, State
 
+KERNELS = ("ema", "clear", "search", "list", "gather_pages")
+"""Names in the file of our kernels, behind "edgekv_"."""
 _THREADS = 256
 """Threads of a block; the search kernels depend on this number."""
 _GATHER_BLOCKS = 64
@@ -48,6 +51,7 @@ class CupyOps(Ops):
             raise CudaUnavailable(f"CuPy cannot load EdgeKV's kernels on GPU {index} ({_first_line(error)}); {install(runtime)}") from error
 
     def _load(self, index: int, stream: int, runtime: int) -> None:
+        self._runtime = runtime
         self.xp = self._cupy = cupy = _cupy(index, runtime)
         self.errors = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError, cupy.cuda.memory.OutOfMemoryError)
         self._device = cupy.cuda.Device(index)
@@ -55,11 +59,8 @@ class CupyOps(Ops):
         with self._device:
             self._stream = cupy.cuda.Stream.from_external(_Borrowed(stream))
             self.ubatch_stream = _Stream(cupy, self._device, self._stream)
-            scores, moves = (cupy.RawModule(code=source(name), options=("--std=c++17",))
-                             for name in ("scores.cuh", "move_pages.cuh"))
-            self._ema, self._clear, self._search, self._list = (
-                scores.get_function(f"edgekv_{name}") for name in ("ema", "clear", "search", "list"))
-            self._gather = moves.get_function("edgekv_gather_pages")
+            module = cupy.RawModule(path=str(kernels()))
+            self._ema, self._clear, self._search, self._list, self._gather = (module.get_function(f"edgekv_{name}") for name in KERNELS)
 
     def __enter__(self) -> CupyOps:
         self._device.__enter__()
@@ -69,6 +70,14 @@ class CupyOps(Ops):
     def __exit__(self, *error: object) -> None:
         self._stream.__exit__(*error)
         self._device.__exit__(*error)
+
+    def need_xp(self, what: str) -> None:
+        try:
+            with self:
+                self.xp.add(self.xp.zeros(1, np.float32), np.float32(1))
+        except Exception as error:  # NVRTC or CUDA's headers are missing, or of another version
+            raise CudaUnavailable(f"{what} runs on a GPU by functions that CuPy compiles there, and CuPy cannot ({_first_line(error)}): "
+                                  f"{install(self._runtime)}, or choose one of ema, anchor and recent") from error
 
     def side_stream(self) -> Stream:
         with self._device:
@@ -236,7 +245,7 @@ class _Stream:
         self.cupy.synchronize()
 
 
-# ---- the library and the sources ------------------------------------------------------------------------------------------------
+# ---- the library and the kernels ------------------------------------------------------------------------------------------------
 
 
 def _cupy(index: int, runtime: int) -> ModuleType:
@@ -260,12 +269,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def source(name: str) -> str:
-    """The text of a kernel source. Raises NativeError."""
-    here = Path(__file__).resolve().parent
-    # they are installed beside this file; an editable checkout leaves them in native/
-    for path in (here / "cuda" / name, here.parent.parent / "native" / "cuda" / "kernels" / name):
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    raise NativeError(f"the kernel source {name} is missing from the installed package; reinstall it: "
-                      "pip install --force-reinstall edgekv")
+def kernels() -> Path:
+    """The file of our kernels, in GPU code: a build with CUDA has made it beside its libraries. Raises NativeError."""
+    path = Path(edgekv.lib_folder or "") / "edgekv-arrays.fatbin"
+    if path.is_file():
+        return path
+    raise NativeError(f"the GPU's kernels {path.name} are missing from the installed package; reinstall it: pip install --force-reinstall edgekv")

@@ -47,6 +47,9 @@ class Ops:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def need_xp(self, what: str) -> None:
+        """For what uses functions of `xp`, and operators of arrays, when it is made: `what` names it. Raises CudaUnavailable where they do not work."""
+
     def side_stream(self) -> Stream:
         """A second stream, for copies."""
         return HostStream()

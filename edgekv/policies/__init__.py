@@ -80,7 +80,7 @@ def check_live(spec: str) -> None:
 
 def make(spec: str, shape: PageShape, settings: Mapping[str, int | float] | None = None, ops: Ops | None = None,
          scores: Array | None = None, by_stream: bool = False) -> Composed | ByStream:
-    """The policy that `spec` names; by_stream: one for each stream of the shape (`ByStream`). Raises ConfigError.
+    """The policy that `spec` names; by_stream: one for each stream of the shape (`ByStream`). Raises ConfigError, CudaUnavailable.
 
     settings: by name, for each part that has them and does not set them in `spec`; ops: where scores and mass live, None: host memory;
     scores: an array of zeros to keep the scores in, None: a new one.
@@ -89,7 +89,10 @@ def make(spec: str, shape: PageShape, settings: Mapping[str, int | float] | None
     if by_stream:
         return ByStream(shape, ops, lambda one, its: make(spec, one, settings, ops, its), scores)
     parts = _parts(spec, settings or {})
-    alone = sum(kind.scoring for kind, _ in parts) == 1
+    n_scoring = sum(kind.scoring for kind, _ in parts)
+    if n_scoring > 1 or not all(kind.kernels_only for kind, _ in parts):
+        ops.need_xp(f"the policy {spec}")
+    alone = n_scoring == 1
     members = [kind(shape, its, ops, scores if alone else None) for kind, its in parts]
     return Composed(shape, ops, members, None if alone else scores)
 

@@ -19,6 +19,7 @@ class Anchor(Policy):
 
     settings: AnchorSettings
     settings_of = AnchorSettings
+    kernels_only = True
 
     def update(self, observation: Observation) -> None:
         self._pins = begins_before(self.shape, observation.page_positions, self.settings.sink_tokens)

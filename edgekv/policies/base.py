@@ -46,6 +46,8 @@ class Policy:
     """Its source's division of the page budget; None: the source leaves that open."""
     adds_up = False
     """In mode evict a page is worth the sum of what all heads of a layer give it, as attention mass adds up; else the best head counts, as with times."""
+    kernels_only = False
+    """It asks for operations of `Ops` alone, and no function of `ops.xp`: on a GPU nothing is compiled for it."""
     clairvoyant = False
     """It sees a run's mass before the run: only a simulator can show that."""
 

@@ -26,6 +26,7 @@ class Ema(Policy):
 
     settings: EmaSettings
     settings_of = EmaSettings
+    kernels_only = True
     scoring = True
     adds_up = True
 

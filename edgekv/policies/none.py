@@ -5,3 +5,5 @@ from edgekv.policies.base import Policy
 
 class NoPolicy(Policy):
     """No scores and no pins: only prefetch fills the arena."""
+
+    kernels_only = True

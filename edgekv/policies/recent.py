@@ -18,6 +18,7 @@ class Recent(Policy):
 
     settings: RecentSettings
     settings_of = RecentSettings
+    kernels_only = True
 
     def update(self, observation: Observation) -> None:
         self._pins = within(self.shape, observation, self.settings.recent_tokens)

@@ -71,7 +71,7 @@ class Hierarchy:
         self.table = PageTable(shape)
         with self.ops:
             if not isinstance(priority, np.ndarray) or priority.any():  # zeros in host memory may take none yet
-                priority[...] = 0
+                self.ops.clear(priority, np.arange(priority.shape[2]))
             self.policy = policies.make(settings.policy, shape, settings.policy_settings, self.ops, priority, settings.by_stream)
         self.prefetcher = prefetch.make(settings.prefetch, shape, settings.rope, self.ops)
         self.migrator = Migrator(self.table, transport, settings.bytes_per_run // settings.page_bytes, settings.page_bytes, self.stats)

@@ -1,15 +1,14 @@
 """EdgeKV chooses an array library, and says so where one is missing."""
 
-import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import fake_cupy
 
-from edgekv.arrays import backend, cupy_ops
+import edgekv
+from edgekv.arrays import backend
 from edgekv.arrays.ops import Ops
 from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import CudaUnavailable, NativeError
@@ -28,8 +27,7 @@ def test_without_cupy(monkeypatch: pytest.MonkeyPatch, runtime: int, extra: str)
 
 
 def test_cupy_without_a_device(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
-    cupy = fake_cupy.module(emulated_kernels, fake_cupy.Device())
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    cupy = fake_cupy.put_in_place(monkeypatch, emulated_kernels, fake_cupy.Device())
     with pytest.raises(CudaUnavailable, match="GPU 3, and CuPy finds 1"):
         backend.choose(DeviceKind.CUDA, 3, 0, 13000)
 
@@ -41,23 +39,37 @@ def test_cupy_without_a_device(emulated_kernels: Path, monkeypatch: pytest.Monke
         backend.choose(DeviceKind.CUDA, 0, 0, 13000)
 
 
-def test_cupy_without_its_compiler(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
-    """cuda.pathfinder's error is a RuntimeError, and none of CUDA's."""
-    cupy = fake_cupy.module(emulated_kernels, fake_cupy.Device())
+def test_kernels_that_cupy_cannot_load(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
+    cupy = fake_cupy.put_in_place(monkeypatch, emulated_kernels, fake_cupy.Device())
 
-    def uncompiled(code: str, options: tuple) -> object:
-        raise RuntimeError('Failure finding "libnvrtc.so.13": No such file\n  searched in: ...')
+    def refused(path: str) -> object:
+        raise RuntimeError("CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image is available\n  in ...")
 
-    cupy.RawModule = uncompiled
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    with pytest.raises(CudaUnavailable, match=r'libnvrtc.so.13.*pip install "edgekv\[cuda13\]"') as error:
+    cupy.RawModule = refused
+    with pytest.raises(CudaUnavailable, match=r'NO_BINARY_FOR_GPU.*pip install "edgekv\[cuda13\]"') as error:
         backend.choose(DeviceKind.CUDA, 0, 0, 13000)
     assert "\n" not in str(error.value)
 
 
-def test_a_kernel_source_that_is_missing():
-    with pytest.raises(NativeError, match="reinstall"):
-        cupy_ops.source("nothing.cuh")
+def test_kernels_that_are_missing(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """They lie beside the libraries."""
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, fake_cupy.Device()))
+    monkeypatch.setattr(edgekv, "lib_folder", str(tmp_path))
+    with pytest.raises(NativeError, match=r"edgekv-arrays.fatbin are missing.*reinstall"):
+        backend.choose(DeviceKind.CUDA, 0, 0, 13000)
+    (tmp_path / "edgekv-arrays.fatbin").touch()
+    assert backend.choose(DeviceKind.CUDA, 0, 0, 13000).on_device
+
+
+def test_what_needs_a_compiler_says_so(emulated_cupy):
+    """cuda.pathfinder's error is a RuntimeError, and none of CUDA's."""
+    ops, device = emulated_cupy
+    ops.need_xp("the policy lru")
+    device.compiles = False
+    with pytest.raises(CudaUnavailable, match=r'^the policy lru .*libnvrtc.so.13.*pip install "edgekv\[cuda13\]"') as error:
+        ops.need_xp("the policy lru")
+    assert "\n" not in str(error.value) and error.value.exit_code == 5
+    Ops().need_xp("the policy lru")
 
 
 def test_nothing_imports_cupy():
@@ -68,22 +80,3 @@ def test_nothing_imports_cupy():
             "assert 'cupy' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture
-def nvrtc() -> Iterator[object]:
-    try:
-        yield importlib.import_module("cupy").cuda.nvrtc
-    except ImportError:
-        pytest.skip("cupy is not installed")
-
-
-@pytest.mark.parametrize("arch", [80, 86, 89, 90, 120])
-@pytest.mark.parametrize("name", ["scores.cuh", "move_pages.cuh"])
-def test_nvrtc_compiles_the_sources(nvrtc, name: str, arch: int):
-    try:
-        program = nvrtc.createProgram(cupy_ops.source(name), name, [], [])
-    except (OSError, RuntimeError) as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
-    nvrtc.compileProgram(program, ["--std=c++17", f"-arch=sm_{arch}"])
-    assert nvrtc.getCUBIN(program)

@@ -7,6 +7,7 @@ import pytest
 
 from edgekv.arrays import cupy_ops
 from edgekv.arrays.ops import Ops
+from edgekv.common.errors import NativeError
 
 
 def real_cupy() -> Ops:
@@ -17,6 +18,10 @@ def real_cupy() -> Ops:
         pytest.skip("cupy is not installed")
     except Exception as error:
         pytest.skip(f"there is no GPU that cupy can use: {error}")
+    try:
+        cupy_ops.kernels()
+    except NativeError:
+        pytest.skip("this build has no GPU code")
     stream = cupy.cuda.Stream(non_blocking=True)
     ops = cupy_ops.CupyOps(0, stream.ptr, cupy.cuda.runtime.runtimeGetVersion())
     ops.kept = stream

@@ -1,10 +1,8 @@
-// The kernels that CuPy compiles, on the emulated device: a library for tests/support/fake_cupy.py. Each call runs to its end.
+// The kernels that CuPy loads, on the emulated device: a library for tests/support/fake_cupy.py. Each call runs to its end.
 #include "cuda/gpu.h"
 
-#include "cuda/kernels/move_pages.cuh"
-
 #define __shared__ static  // launches run to their end here, block after block
-#include "cuda/kernels/scores.cuh"
+#include "cuda/arrays.cu"
 
 #include <cstring>
 #include <utility>

@@ -72,6 +72,8 @@ class Stream:
 
     def push_small(self, work: Callable[[], object]) -> None:
         """Queue array arithmetic. A policy has dozens of such operations in a step: consecutive ones count as one."""
+        if not self.device.compiles:
+            raise RuntimeError('Failure finding "libnvrtc.so.13": No such file\n  searched in: ...')
         self.append_small(work)
         if self.device.eager:
             self.synchronize()
@@ -139,6 +141,8 @@ class Device:
         """Kernels."""
         self.depth = 0
         self.id = 0
+        self.compiles = True
+        """Functions of arrays run; without NVRTC they do not."""
 
     def __enter__(self) -> Device:
         self.depth += 1
@@ -258,6 +262,12 @@ _operators()
 # ---- the module ---------------------------------------------------------------------------------------------------------------
 
 
+def sources() -> str:
+    """The device code of the kernels that Python launches."""
+    names = re.findall(r'#include "(.*)"', (NATIVE / "cuda" / "arrays.cu").read_text(encoding="utf-8"))
+    return "\n".join((NATIVE / name).read_text(encoding="utf-8") for name in names)
+
+
 class Kernel:
     """A kernel of the emulated device. The types of its arguments are those that the source declares."""
 
@@ -294,7 +304,7 @@ class Kernel:
 
 def module(library: Path, device: Device) -> SimpleNamespace:
     """`cupy`."""
-    native = ctypes.CDLL(str(library))
+    native, code = ctypes.CDLL(str(library)), sources()
     native.edgekv_test_launch.restype = ctypes.c_bool
     native.edgekv_test_launch.argtypes = [ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p)]
 
@@ -333,7 +343,7 @@ def module(library: Path, device: Device) -> SimpleNamespace:
         **{name: ufunc(getattr(np, name)) for name in (
             "add", "multiply", "true_divide", "greater", "minimum", "maximum", "exp", "floor", "log2", "sum", "max", "cumsum", "where",
             "sort", "partition", "take_along_axis")},
-        RawModule=lambda code, options: SimpleNamespace(get_function=lambda name: Kernel(native, device, code, name)),
+        RawModule=lambda path: SimpleNamespace(get_function=lambda name: Kernel(native, device, code, name)),
         cuda=SimpleNamespace(
             Device=lambda index: device, Event=Event, Stream=OwnStream,
             UnownedMemory=lambda address, n_bytes, owner, index: SimpleNamespace(address=address),
@@ -343,11 +353,21 @@ def module(library: Path, device: Device) -> SimpleNamespace:
             driver=SimpleNamespace(CUDADriverError=DeviceError), memory=SimpleNamespace(OutOfMemoryError=MemoryError)))
 
 
+def put_in_place(monkeypatch: pytest.MonkeyPatch, library: Path, device: Device) -> SimpleNamespace:
+    """What `import cupy` gives from now on, and its kernels."""
+    from edgekv.arrays import cupy_ops
+
+    cupy = module(library, device)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(cupy_ops, "kernels", lambda: library)
+    return cupy
+
+
 @pytest.fixture
 def emulated_cupy(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> tuple:
     """(operations on a fake device, the device)."""
     from edgekv.arrays.cupy_ops import CupyOps
 
     device = Device()
-    monkeypatch.setitem(sys.modules, "cupy", module(emulated_kernels, device))
+    put_in_place(monkeypatch, emulated_kernels, device)
     return CupyOps(0, 0, 13000), device

@@ -1,5 +1,6 @@
 """The hierarchy on a device: copies on a side stream, answers that come later, capacity and pace. No GPU is needed."""
 
+import re
 import types
 
 import numpy as np
@@ -16,7 +17,7 @@ from edgekv._native.native_pages import NativePages, moves_of
 from edgekv.arrays.move import LAYER
 from edgekv.arrays.ops import Ops
 from edgekv.common.enums import DeviceKind, KvMode
-from edgekv.common.errors import TierError
+from edgekv.common.errors import CudaUnavailable, TierError
 from edgekv.config import KvOptions
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
@@ -149,6 +150,31 @@ def test_steps_do_not_wait_for_answers(emulated_cupy, policy: str, prefetch_name
     device.n_at_a_time = 1 << 30
     world.steps(12, cut=56)
     assert stats.n_plans >= 2 and stats.n_promoted
+
+
+KERNELS_ONLY = [name for name in POLICIES if POLICIES.get(name).kernels_only]
+
+
+@pytest.mark.parametrize("prefetch_name", PREFETCHERS)
+@pytest.mark.parametrize("policy", [*KERNELS_ONLY, "ema+anchor+recent"])
+def test_what_needs_no_compiler(emulated_cupy, policy: str, prefetch_name: str):
+    """A driver and CuPy alone run the default policy: its kernels are the build's."""
+    ops, device = emulated_cupy
+    device.compiles = False
+    world = World(policy=policy, prefetch=prefetch_name, ops=ops, device=True)
+    world.step(40, observed=False)
+    device.n_at_a_time = 1 << 30
+    world.steps(20)
+    world.steps(12, cut=56)
+    assert world.hierarchy.stats.n_plans
+
+
+@pytest.mark.parametrize("policy", [*(name for name in POLICIES if name not in KERNELS_ONLY), "ema+ema-any"])
+def test_a_policy_that_needs_a_compiler_is_refused_without(emulated_cupy, policy: str):
+    ops, device = emulated_cupy
+    device.compiles = False
+    with pytest.raises(CudaUnavailable, match=rf"^the policy {re.escape(policy)} .*pip install"):
+        World(policy=policy, ops=ops, device=True)
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "none"])

@@ -1,4 +1,4 @@
-// Moves pages from home into slots. This file is device code alone and includes nothing, so that NVRTC can compile it too.
+// Moves pages from home into slots. This file is device code alone and includes nothing: Python launches its kernel too (cuda/arrays.cu).
 // It repeats two structs of edgekv.h under other names; move_device.cu checks that they agree.
 #pragma once
 
@@ -97,7 +97,7 @@ __device__ inline void copy_page(const EdgekvDeviceLayer & layer, bool value, co
 
 // One warp copies K or V of one move at a time. moves[i].page counts through all streams. Moves of a head that the layer lacks
 // are skipped. n_cells: of a stream. blockDim.x must be a multiple of 32; any grid works.
-#if defined(__CUDACC_RTC__)
+#if defined(EDGEKV_ARRAYS)  // the one that Python finds by its name
 extern "C" __global__ void
 #else
 [[maybe_unused]] static __global__ void  // each file that includes this has its own

@@ -1,6 +1,5 @@
-// Scores of pages: their moving average, and the best and the worst of them. Device code alone, for NVRTC (cupy_ops.py) and for
-// the emulated device of native/emulator. Arrays are [head][page] with all rows' heads in one; the specification is ema.py, rank.py and
-// ops.py.
+// Scores of pages: their moving average, and the best and the worst of them. Device code alone, which Python launches (cuda/arrays.cu).
+// Arrays are [head][page] with all rows' heads in one; the specification is moving_average.py, rank.py and ops.py of edgekv/arrays.
 #pragma once
 
 // scores = new * mass + old * scores on the pages before `end`, each product and the sum rounded (no fused multiply-add: the host

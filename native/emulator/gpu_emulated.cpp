@@ -27,12 +27,7 @@ bool copies() {
 }
 
 void release(Kind kind, void * p, const char * sentence) {
-    Guard guard(lock());
-    if (!p) {
-        return;
-    }
-    drain();
-    if (!memory_free(kind, p)) {
+    if (p && !memory_free(kind, p)) {
         fault(sentence, p);
     }
 }
@@ -103,7 +98,13 @@ bool alloc(void ** out, size_t n_bytes) {
     return *out || fail("the GPU has no memory for " + mib(n_bytes) + " more; " + mib(free) + " are free");
 }
 
-void free_device(void * p) { release(Kind::device, p, "free_device: no device memory begins at %p"); }
+void free_device(void * p) {
+    Guard guard(lock());
+    if (p) {
+        drain();  // as cudaFree
+    }
+    release(Kind::device, p, "free_device: no device memory begins at %p");
+}
 
 bool alloc_pinned(void ** out, size_t n_bytes) {
     Guard guard(lock());
@@ -112,7 +113,10 @@ bool alloc_pinned(void ** out, size_t n_bytes) {
     return *out || fail("the host has no pinned memory for " + mib(n_bytes) + " more");
 }
 
-void free_pinned(void * p) { release(Kind::pinned, p, "free_pinned: no pinned memory begins at %p"); }
+void free_pinned(void * p) {  // whoever did not wait for its users is found by what they touch
+    Guard guard(lock());
+    release(Kind::pinned, p, "free_pinned: no pinned memory begins at %p");
+}
 
 bool is_pinned(const void * host) {
     Guard guard(lock());

@@ -104,7 +104,7 @@ void check_streams() {
     }
     CHECK(orders.size() > 6 && n_at_once > 0 && n_at_once < 30);
 
-    // nothing else runs than what somebody waits for, for some seed; everything before a release
+    // nothing else runs than what somebody waits for, for some seed; everything before a release of device memory, and nothing before one of pinned
     bool left = false;
     for (uint64_t seed = 1; seed <= 20; ++seed) {
         emulator::set_seed(seed);
@@ -113,7 +113,11 @@ void check_streams() {
         launch(put, Grid{}, 1, 0, a.s, one.data(), 1);
         CHECK(stream_sync(b.s), "seed %d", static_cast<int>(seed));
         left = left || emulator::n_queued() == 1;
-        void * other = nullptr;
+        void * other = nullptr, * host = nullptr;
+        const size_t n_before = emulator::n_queued();
+        alloc_pinned(&host, 1);
+        free_pinned(host);
+        CHECK(emulator::n_queued() == n_before, "seed %d", static_cast<int>(seed));
         alloc(&other, 1);
         free_device(other);
         CHECK(emulator::n_queued() == 0, "seed %d", static_cast<int>(seed));

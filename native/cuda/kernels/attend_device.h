@@ -41,9 +41,10 @@ struct AttendPart {
     int first_partial, n_splits;
     Ring ring;
     bool brought = false;  // k and v of the problem lie on the device: nothing is read over the link
-    // of a merge, read only where errors are estimated
+    // of a merge, read only where errors are estimated, or several tokens have lists
     uint32_t * tickets = nullptr;         // device memory, one for each KV head: zeros, and zeros again behind each merge
     const uint32_t * n_ubatch = nullptr;  // device memory; null: 0. With problem.error_turn it decides which heads have their turn
+    int n_page_blocks = 0;                // for the pages of a KV head's lists; 0: page_blocks()
 };
 
 // Whether the kernels serve these shapes. Null pointers are ignored, so the question can be asked while the graph is

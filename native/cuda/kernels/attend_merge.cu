@@ -1,12 +1,12 @@
 // The second half of the attention merges partial softmaxes into the output, and strips' weights into mass and hits.
 //
 // One launch does it all. Every block computes the final max and sum of all rows of its KV head (it reads a few kilobytes from the
-// L2 cache, which costs less than a second launch), then takes its share of the output's rows and of the pages. Without
-// lists, blocks share the pages by number. With lists, the last block takes the pages of all lists, one list after the other, because two
-// tokens may have read rows of the same page, and hits are one sum. Lists are short wherever they pay.
+// L2 cache, which costs less than a second launch), then takes its share of the output's rows and of the pages. Blocks share the pages by
+// number. With lists these are the last blocks, as many as there are tokens; each takes its pages of all lists, one list after the other, because two
+// tokens may have read rows of the same page: its mass is the same sum, whoever has it. Bound by the latency of rows' logits.
 //
-// Errors are for the few heads whose turn it is. They need the whole output of a head, so the last of its blocks estimates them. A ticket says which one
-// that is; it counts round to zero, so that a recorded launch finds it as it left it.
+// The last block of a head adds up what these found, and estimates errors for the few heads whose turn it is, which need the whole output. A ticket
+// says which one that is; it counts round to zero, so that a recorded launch finds it as it left it.
 #include "cuda/kernels/attend_error.cuh"
 
 namespace edgekv::gpu {
@@ -85,31 +85,32 @@ __device__ inline void observe_view(const AttendProblem & p, const AttendWorkspa
     }
 }
 
-// What a launch adds to AttendHits. Consumer cards add doubles at a 64th of their rate for floats.
-struct ListSums {
-    int n_read, n_hits;
-    float mass, mass_hits;
+__device__ inline void add(ListSums & sums, const ListSums & other) {
+    sums.n_read += other.n_read;
+    sums.n_hits += other.n_hits;
+    sums.mass += other.mass;
+    sums.mass_hits += other.mass_hits;
+}
 
-    __device__ void add(const ListSums & other) {
-        n_read += other.n_read;
-        n_hits += other.n_hits;
-        mass += other.mass;
-        mass_hits += other.mass_hits;
-    }
-};
+__device__ inline void add_hits(AttendHits & hits, const ListSums & sums) {
+    hits.n_read += sums.n_read;
+    hits.n_hits += sums.n_hits;
+    hits.mass += sums.mass;
+    hits.mass_hits += sums.mass_hits;
+}
 
 // In thread 0.
 __device__ inline ListSums sum_of_block(ListSums x, ListSums * warps) {
     for (int step = kWarp/2; step > 0; step /= 2) {
         const auto of_lane = [&](auto y) { return __shfl_xor_sync(0xffffffffu, y, step); };
-        x.add({of_lane(x.n_read), of_lane(x.n_hits), of_lane(x.mass), of_lane(x.mass_hits)});
+        add(x, {of_lane(x.n_read), of_lane(x.n_hits), of_lane(x.mass), of_lane(x.mass_hits)});
     }
     if (threadIdx.x%kWarp == 0) {
         warps[threadIdx.x/kWarp] = x;
     }
     __syncthreads();
     for (int w = 1; w < kMergeThreads/kWarp && threadIdx.x == 0; ++w) {
-        x.add(warps[w]);
+        add(x, warps[w]);
     }
     return x;
 }
@@ -157,8 +158,9 @@ __device__ inline RowMass mass_of_rows(const AttendProblem & p, const AttendWork
     return mass;
 }
 
-__device__ inline void observe_lists(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv,
-                                     ListSums * warps) {
+// The pages of share `mine` of n_shares. One share adds to the head's hits; several leave what they found.
+__device__ inline void observe_lists(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv, int mine,
+                                     int n_shares, ListSums * warps) {
     const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(kv)*p.arena.slots_stride : nullptr;
     const bool observed = observes(p);
     ListSums sums = {0, 0, 0.0f, 0.0f};
@@ -166,7 +168,7 @@ __device__ inline void observe_lists(const AttendProblem & p, const AttendWorksp
         const List list = list_of(p, kv, token);
         for (int i = threadIdx.x; i < list.n; i += kMergeThreads) {
             const int page = list.cells[i]/p.page_tokens;
-            if (i > 0 && list.cells[i - 1]/p.page_tokens == page) {
+            if (page%n_shares != mine || (i > 0 && list.cells[i - 1]/p.page_tokens == page)) {
                 continue;  // the thread of a page's first row serves all its rows
             }
             const bool hit = slots != nullptr && slots[page] >= 0;
@@ -188,13 +190,20 @@ __device__ inline void observe_lists(const AttendProblem & p, const AttendWorksp
         return;
     }
     sums = sum_of_block(sums, warps);
-    if (threadIdx.x == 0) {
-        AttendHits & hits = p.hits[kv];
-        hits.n_read += sums.n_read;
-        hits.n_hits += sums.n_hits;
-        hits.mass += sums.mass;
-        hits.mass_hits += sums.mass_hits;
+    if (threadIdx.x == 0 && n_shares > 1) {
+        workspace.sums[kv*n_shares + mine] = sums;
+    } else if (threadIdx.x == 0) {
+        add_hits(p.hits[kv], sums);
     }
+}
+
+// In the order of the shares, whoever came first.
+__device__ inline void add_shares(const AttendProblem & p, const AttendWorkspace & workspace, int kv, int n_shares) {
+    ListSums sums = workspace.sums[kv*n_shares];
+    for (int share = 1; share < n_shares; ++share) {
+        add(sums, workspace.sums[kv*n_shares + share]);
+    }
+    add_hits(p.hits[kv], sums);
 }
 
 static_assert(kMergeThreads == kErrorWarps*kWarp, "error_of() takes the block's warps");
@@ -229,7 +238,7 @@ __global__ void __launch_bounds__(kMergeThreads) attend_merge(AttendProblem p, A
     EDGEKV_SHARED(Final[kMaxRows], finals);
     EDGEKV_SHARED(MergeSums, sums);
     EDGEKV_SHARED(bool, last);
-    const int kv = blockIdx.y;
+    const int kv = blockIdx.y, n_shares = part.n_page_blocks, first_share = gridDim.x - n_shares;
     const int n_rows = p.n_tokens*(p.n_head/p.n_head_kv);
     for (int i = threadIdx.x/kWarp; i < n_rows; i += kMergeThreads/kWarp) {
         const Final final = final_of(p, workspace, kv, i, threadIdx.x%kWarp);
@@ -245,10 +254,17 @@ __global__ void __launch_bounds__(kMergeThreads) attend_merge(AttendProblem p, A
         if (observes(p)) {
             observe_view(p, workspace, finals, kv, part.first_page, part.end_page);
         }
-    } else if (blockIdx.x + 1 == gridDim.x && (observes(p) || p.hits != nullptr)) {
-        observe_lists(p, workspace, finals, kv, sums.hits);
+    } else if (static_cast<int>(blockIdx.x) >= first_share && (observes(p) || p.hits != nullptr)) {
+        observe_lists(p, workspace, finals, kv, blockIdx.x - first_share, n_shares, sums.hits);
     }
-    if (!has_turn(p, part, kv) || !comes_last(part.tickets + kv, gridDim.x, last)) {
+    const bool adds = n_shares > 1 && p.hits != nullptr, turn = has_turn(p, part, kv);
+    if ((!adds && !turn) || !comes_last(part.tickets + kv, gridDim.x, last)) {
+        return;
+    }
+    if (adds && threadIdx.x == 0) {
+        add_shares(p, workspace, kv, n_shares);
+    }
+    if (!turn) {
         return;
     }
     switch (p.v_type) {
@@ -270,6 +286,7 @@ AttendWorkspace attend_workspace(const AttendProblem & p, void * workspace, int 
     w.logit_stride = w.strip_stride*kStrip;
     w.max_sum = reinterpret_cast<float2 *>(at);
     w.out = reinterpret_cast<float *>(at + scratch.out);
+    w.sums = reinterpret_cast<ListSums *>(at + scratch.sums);
     w.strips = has_lists(p) ? nullptr : reinterpret_cast<float2 *>(at + scratch.noted);
     w.logits = has_lists(p) ? reinterpret_cast<float *>(at + scratch.noted) : nullptr;
     return w;
@@ -281,11 +298,12 @@ void launch_attend_merge(const AttendProblem & problem, const AttendPart & part,
     const int n_rows = problem.n_tokens*(problem.n_head/problem.n_head_kv);
     AttendPart in_view = part;
     in_view.end_page = part.end_page < view_pages(problem) ? part.end_page : view_pages(problem);
-    // with lists, one more block, without rows of the output, takes the pages
+    in_view.n_page_blocks = part.n_page_blocks > 0 ? part.n_page_blocks : page_blocks(problem);
+    // with lists, further blocks, without rows of the output, take the pages
     const int n_page_blocks = !lists && observes(problem) ? (in_view.end_page - part.first_page + kMergeThreads - 1)/kMergeThreads : 0;
     int n_blocks = n_rows > n_page_blocks ? n_rows : n_page_blocks;
     n_blocks = n_blocks < kMostBlocks ? n_blocks : kMostBlocks;
-    const Grid grid = {static_cast<unsigned>(n_blocks + (lists ? 1 : 0)), static_cast<unsigned>(problem.n_head_kv), 1};
+    const Grid grid = {static_cast<unsigned>(n_blocks + in_view.n_page_blocks), static_cast<unsigned>(problem.n_head_kv), 1};
     launch(attend_merge, grid, kMergeThreads, 0, stream, problem, in_view, attend_workspace(problem, workspace, n_partials));
 }
 

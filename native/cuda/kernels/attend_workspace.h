@@ -12,6 +12,7 @@ struct AttendWorkspace {
     // warp's max so far. The output uses the same exponentials, so mass costs no second pass over K. A pair, because one log-sum has
     // too few bits beside a bias of -1e30. Strip i is the i-th of the view.
     float2 * strips;
+    ListSums * sums;   // [n_head_kv][page_blocks()], with lists
     float * logits;    // [n_rows][logit_stride], with lists if keeps_logits(): entry i is the logit of the list's i-th row
     int n_partials;
     int strip_stride, logit_stride;

@@ -54,9 +54,22 @@ inline int attend_device_splits(const AttendProblem & p, int n_pages, int n_sm) 
     return n > most ? (most > 1 ? most : 1) : n > 1 ? n : 1;
 }
 
+// A merge's blocks for the pages of a KV head's lists: one for each query token, up to these.
+constexpr int kMostPageBlocks = 8;
+
+EDGEKV_HOST_AND_DEVICE inline int page_blocks(const AttendProblem & p) {
+    return !has_lists(p) ? 0 : p.n_tokens < kMostPageBlocks ? p.n_tokens : kMostPageBlocks;
+}
+
+// What a block of a merge found in its pages. Consumer cards add doubles at a 64th of their rate for floats.
+struct ListSums {
+    int n_read, n_hits;
+    float mass, mass_hits;
+};
+
 // The workspace: the offsets of its parts (see attend_workspace.h), and its bytes including the notes for mass and errors.
 struct AttendScratch {
-    size_t out, noted, observed_bytes;
+    size_t out, sums, noted, observed_bytes;
 };
 
 inline AttendScratch attend_scratch(const AttendProblem & p, int n_partials) {
@@ -65,7 +78,8 @@ inline AttendScratch attend_scratch(const AttendProblem & p, int n_partials) {
     const size_t n_strips = static_cast<size_t>(view_pages(p))*(p.page_tokens/kStrip);
     AttendScratch s;
     s.out = align256(n_rows*n_partials*kPair);
-    s.noted = s.out + align256(n_rows*n_partials*p.head_dim*sizeof(float));
+    s.sums = s.out + align256(n_rows*n_partials*p.head_dim*sizeof(float));
+    s.noted = s.sums + align256(static_cast<size_t>(p.n_head_kv)*page_blocks(p)*sizeof(ListSums));
     s.observed_bytes = s.noted + align256(n_rows*n_strips*(has_lists(p) ? kStrip*sizeof(float) : kPair));
     return s;
 }

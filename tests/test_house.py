@@ -31,7 +31,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_323,
     "edgekv/proof": 943,
     "edgekv/runtime": 1_731,
-    "edgekv/server": 5_689,
+    "edgekv/server": 5_711,
     "edgekv/tiering": 1_496,
     "findings": 1_470,
     "models": 2_258,

@@ -21,12 +21,13 @@ from edgekv.models.geometry import open_model
 from edgekv.planning import devices
 from edgekv.planning.allocations import MemoryPart
 from edgekv.planning.context import choose_context
-from edgekv.planning.fit import ContextChoice, rounded
+from edgekv.planning.fit import ContextChoice
 from edgekv.server import first_tokens
-from edgekv.server.drafts import draft_arguments, drafting, with_draft_model
+from edgekv.server.arguments import command_line
+from edgekv.server.drafts import drafting, with_draft_model
 from edgekv.server.errands import Result
 from edgekv.server.log import ServerLog
-from edgekv.server.room import body_bytes, embeds, failed_start, gpu_arguments, memory_request, prompt_batch
+from edgekv.server.room import body_bytes, failed_start, memory_request
 from edgekv.server.server_options import (
     LOOPBACK,
     ServerOptions,
@@ -37,11 +38,10 @@ from edgekv.server.server_options import (
     free_port,
     later_bytes,
     llama_has_keys,
-    one_cache,
     spaces_of,
     with_measured,
 )
-from edgekv.server.sites import Admitted, admitted, is_public, parse_origin
+from edgekv.server.sites import Admitted, admitted, is_public
 
 if TYPE_CHECKING:
     from edgekv.runtime.runtime import Runtime
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.02
 _STOP_S = 60.0
-_DAWDLE_S = 30
-"""The server waits so long for a client that neither sends the rest of its request nor takes its answer, also when stopping."""
 _INTERRUPTIBLE_S = 0.5
 
 
@@ -253,29 +251,7 @@ class Server:
         self.stop()
 
     def _argv(self) -> list[str]:
-        options, kv, n_batch = self.options, self.options.kv, str(prompt_batch(self.options, self.context))
-        argv = [
-            "llama-server", "--model", str(options.model), "--alias", self.alias,
-            "--host", options.host, "--port", str(self.port), "--parallel", str(options.n_slots),
-            "--ctx-size", str(self.context.n_ctx * options.n_slots), "--batch-size", n_batch,
-            "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
-            "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
-            "--fit", "off",  # never fewer layers or tokens than requested: an error instead
-            "--cache-ram", "0", "--offline", "--ui" if options.has_chat_page else "--no-ui", "--no-warmup", "--cors-origins", parse_origin(options.cors),
-            "--metrics",  # costs nothing without requests
-            "--timeout", str(_DAWDLE_S), "--threads", str(self.request.n_threads),
-            "--poll", "0", "--poll-batch", "0",  # its threads sleep between two graphs, as those of other contexts do
-        ]
-        argv += one_cache(rounded(self.context.n_ctx)) if self.request.slots.unified else ()
-        argv += ["--no-repack"] if options.weights_from_disk else []  # otherwise repacked weights would be a copy in memory
-        if options.n_gpu_layers is not None:
-            argv += ["--gpu-layers", str(options.n_gpu_layers)]
-        if self._keys:
-            argv += ["--api-key", ",".join(self._keys)]
-        if kv.mode is KvMode.EVICT or self.context.device is not None or embeds(options):
-            argv += ["--ubatch-size", n_batch]
-        argv += draft_arguments(self.draft) if self.draft is Drafting.NGRAM else ()
-        return [*argv, *gpu_arguments(self.placement, options.extra), *options.sampling, *options.extra]
+        return command_line(self, self._keys)
 
     def _run(self, argv: list[str], hosts: Admitted) -> None:
         from edgekv._native import core

@@ -53,6 +53,11 @@ def info(kind: DeviceKind, index: int = 0) -> DeviceInfo:
                       out.total_bytes, out.free_bytes, bool(out.usable), ffi.string(out.problem).decode(), bool(out.has_display))
 
 
+def pins(kind: DeviceKind, index: int, n_bytes: int) -> bool:
+    """Whether the system pins so much host memory for a device now. It takes as long as that takes, seconds for gigabytes."""
+    return lib.edgekv_try_pinning(_DEVICES[kind], index, n_bytes) == lib.EDGEKV_OK
+
+
 class Rates(Struct, frozen=True, forbid_unknown_fields=True):
     """Measured rates of a device, in bytes per second."""
 

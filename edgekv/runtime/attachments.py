@@ -78,7 +78,7 @@ def raise_failure() -> None:
 
 
 def last_failure() -> EdgeKVError | None:
-    """The newest such error of any thread, for a context that another thread created."""
+    """The newest such error of any thread since `set_defaults`, for a context that another thread created; or what kept it off its GPU."""
     return _last_failure
 
 
@@ -86,12 +86,12 @@ def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | N
     """Attach contexts that are created from now on with `options`; None: leave them alone. The thread that creates a context calls `ready`, which
     may wait, and then `began` with its Runtime. Without `began`, `llama_cpp.Llama` turns flash attention on where nobody says `flash_attn`: no layer
     could be served otherwise. Raises ConfigError for a KV home on disk with EDGEKV=0."""
-    global _options, _told, _ready
+    global _options, _told, _ready, _last_failure
     kind = DeviceKind.HOST
     _check_home(options)
     if options is not None:
         options, kind = _in_force(options)
-    _options, _told, _ready = options, began, ready
+    _options, _told, _ready, _last_failure = options, began, ready, None
     if began is None and (options is not None or "llama_cpp" in sys.modules):
         import llama_cpp
 
@@ -149,6 +149,7 @@ def _of(handle: core.Handle) -> Runtime:
 
 
 def _attached(handle: core.Handle) -> None:
+    global _last_failure
     _attaching.error = None  # drops the failure of an earlier context
     given = getattr(_attaching, "options", None)
     if _ready is not None and given is None:
@@ -158,6 +159,7 @@ def _attached(handle: core.Handle) -> None:
         if (problem := core.device_problem(handle)) is not None:
             if options.placement.attention_device != AUTO_DEVICE:
                 raise problem
+            _last_failure = problem
             if isinstance(problem, NotPinned):
                 from edgekv.planning import device as calibration
 
@@ -172,7 +174,6 @@ def _attached(handle: core.Handle) -> None:
         error.__cause__ = None if error is failure else failure
         core.set_mode(handle, KvMode.OFF)
         _attaching.error = error
-        global _last_failure
         _last_failure = error
         log.error("a context runs on stock llama.cpp attention: %s", error)
         return

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from edgekv.common.enums import DeviceKind, KvMode
-from edgekv.common.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError, NotPinned
 from edgekv.common.machine import default_threads
 from edgekv.config import KvOptions
 from edgekv.models.geometry import ModelFile
 from edgekv.planning.allocations import ContextRequest, Slots
 from edgekv.planning.available import available_bytes
 from edgekv.planning.devices import Placement
-from edgekv.planning.fit import ContextChoice, kept
+from edgekv.planning.fit import ContextChoice, kept, rounded
 from edgekv.planning.home import no_home
 from edgekv.planning.later import place_later
 from edgekv.server.server_options import ServerOptions, later_bytes, shares_cells, takes_media
@@ -19,6 +19,8 @@ BATCH_TOKENS = 512
 """Prompt tokens between two checks for cancelled requests and reports of progress. On a device, the tokens that its plan computes at
 once."""
 
+LEAST_TOKENS = 2048
+"""A context that is halved has as many: where not even their K and V are pinned, the first one stays."""
 
 TEXT_BYTES, TOKEN_BYTES, MEDIA_BYTES = 8 << 20, 64, 100 << 20
 """Most bytes of a request: at least; for each token of a context, with room for JSON, tools and texts that are cut; with images or sound."""
@@ -73,6 +75,22 @@ def prompt_batch(options: ServerOptions, context: ContextChoice) -> int:
     from edgekv.tiering.eviction import batch_tokens
 
     return batch_tokens(kept(context.n_ctx, kv), BATCH_TOKENS)
+
+
+def pinned_context(asked: int | None, context: ContextChoice, placement: Placement) -> int | None:
+    """Tokens for a context that nobody `asked` for, where the system refused to pin K and V of this one: half as many, or half of that, until it pins
+    them. None: this one stays."""
+    from edgekv._native import device_calls
+    from edgekv.runtime import attachments
+
+    if asked is not None or context.device is None or not isinstance(attachments.last_failure(), NotPinned):
+        return None
+    n = rounded(context.n_ctx // 2)
+    while n >= LEAST_TOKENS:
+        if device_calls.pins(placement.kind, placement.index, context.device.home * n // context.n_ctx):
+            return n
+        n = rounded(n // 2)
+    return None
 
 
 def failed_start(kv: KvOptions, error: EdgeKVError) -> EdgeKVError:

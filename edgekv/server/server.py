@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import secrets
 import sys
 import threading
@@ -13,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from edgekv.common.enums import Drafting, KvMode, WhenFull
 from edgekv.common.errors import ConfigError, EdgeKVError
@@ -27,7 +30,7 @@ from edgekv.server.arguments import command_line
 from edgekv.server.drafts import drafting, with_draft_model
 from edgekv.server.errands import Result
 from edgekv.server.log import ServerLog
-from edgekv.server.room import body_bytes, failed_start, memory_request
+from edgekv.server.room import body_bytes, failed_start, memory_request, pinned_context
 from edgekv.server.server_options import (
     LOOPBACK,
     ServerOptions,
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
     from edgekv.server.prefixes import Prefixes
     from edgekv.server.publisher import Publisher
     from edgekv.server.recalling import Recall
+
+log = logging.getLogger("edgekv")
 
 _POLL_S = 0.02
 _STOP_S = 60.0
@@ -168,12 +173,25 @@ class Server:
             self._log.note(line)
 
     def start(self) -> Server:
-        """Load the model, if `begin()` did not; return when the server answers requests. Raises as `begin()`, and EdgeKVError if the server fails to
-        start. An interrupt cannot stop the load of a model: `stop()` then waits for its end."""
+        """Load the model, if `begin()` did not; return when the server answers requests: the context may be shorter then (`context`). Raises as
+        `begin()`, and EdgeKVError if the server fails to start. An interrupt cannot stop the load of a model: `stop()` then waits for its end."""
         if _active is not self or self._ready:
             self.begin()
         self._wait_until_ready()
+        if (n := pinned_context(self.options.n_ctx, self.context, self.placement)) is not None:
+            self._begin_again(n)
+            self._wait_until_ready()
         return self
+
+    def _begin_again(self, n_ctx: int) -> None:
+        """Load the model with fewer tokens of context, whose K and V the system pins."""
+        note = (f"the context is {n_ctx:,} tokens: the system refused to pin K and V of {self.context.n_ctx:,} in host memory, and the GPU can only read "
+                "pinned memory (--ctx sets another)")
+        log.warning("%s; the model is loaded again", note)
+        self.stop()
+        self.request = structs.replace(self.request, n_ctx=n_ctx)
+        self.context = structs.replace(self._choose_context(), note=note)
+        self.begin()
 
     def begin(self) -> None:
         """Begin to load the model, on another thread; `start()` waits for it. Raises ConfigError for a busy port or a forbidden option."""

@@ -58,7 +58,7 @@ struct Limits {
     size_t shared_bytes = 64 * 1024;  // of a block, as on the smallest card that we build for
     bool has_display = false;
     size_t late_bytes = 0;  // of the device's, which the first launch takes, as a driver does for code and stacks
-    bool pins = true;     // alloc_pinned() succeeds
+    size_t pinned_bytes = SIZE_MAX;  // of the host's memory, which it pins
     long allocs_left = kNever;   // so many alloc() calls succeed
     long copies_left = kNever;   // so many copies succeed; later ones refuse at once
     long operations_left = kNever;  // so many operations run; the next is lost, and the next sync or check() says so

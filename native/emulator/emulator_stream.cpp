@@ -310,12 +310,12 @@ void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, st
 }  // namespace edgekv::gpu::emulator
 
 // for tests that reach the device only through a library
-extern "C" __attribute__((visibility("default"))) void edgekv_emulator_has(size_t n_bytes, size_t late_bytes, bool has_display, bool pins) {
+extern "C" __attribute__((visibility("default"))) void edgekv_emulator_has(size_t n_bytes, size_t late_bytes, bool has_display, size_t pinned_bytes) {
     edgekv::gpu::emulator::Limits limits;
     limits.device_bytes = n_bytes;
     limits.late_bytes   = late_bytes;
     limits.has_display  = has_display;
-    limits.pins         = pins;
+    limits.pinned_bytes = pinned_bytes;
     edgekv::gpu::emulator::set_limits(limits);
 }
 extern "C" __attribute__((visibility("default"))) void edgekv_emulator_fails_after(long n_operations) {

@@ -109,7 +109,8 @@ void free_device(void * p) {
 bool alloc_pinned(void ** out, size_t n_bytes) {
     Guard guard(lock());
     install_fault_handler();
-    *out = limits().pins ? memory_alloc(Kind::pinned, n_bytes) : nullptr;
+    const size_t used = memory_bytes(Kind::pinned), most = limits().pinned_bytes;
+    *out = used <= most && n_bytes <= most - used ? memory_alloc(Kind::pinned, n_bytes) : nullptr;
     return *out || fail("the host has no pinned memory for " + mib(n_bytes) + " more");
 }
 

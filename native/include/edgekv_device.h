@@ -58,6 +58,8 @@ typedef struct {
 } edgekv_device_info;
 EDGEKV_API int edgekv_device_count(edgekv_device_kind kind); /* 0 also if the build does not serve such devices */
 EDGEKV_API edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_device_info * out);
+/* Whether the system pins so much host memory for a device now: it is pinned and given back. EDGEKV_NOT_PINNED: it does not */
+EDGEKV_API edgekv_status edgekv_try_pinning(edgekv_device_kind kind, int index, size_t n_bytes);
 
 /* Bytes per second. */
 typedef struct {

@@ -88,8 +88,8 @@ def test_memory_that_the_system_does_not_pin_is_told(emulator, emulated_backend,
     code = (f"import ctypes, sys; sys.path.insert(0, {str(backend_process.SCRIPT.parents[1])!r})\n"
             f"from pathlib import Path; from support.backend_process import _load; _load(Path({str(emulated_backend)!r}))\n"
             "from edgekv import Llama; from edgekv.common.errors import NotPinned\n"
-            f"has = ctypes.CDLL({str(emulator)!r}).edgekv_emulator_has; has.argtypes = [ctypes.c_size_t] * 2 + [ctypes.c_bool] * 2\n"
-            "has(8 << 30, 0, False, False)\n"
+            f"has = ctypes.CDLL({str(emulator)!r}).edgekv_emulator_has; has.argtypes = [ctypes.c_size_t] * 2 + [ctypes.c_bool, ctypes.c_size_t]\n"
+            "has(8 << 30, 0, False, 0)\n"
             f"try: Llama({str(synthetic('llama'))!r}, attention_device='emulated', kv='exact', n_gpu_layers=-1, n_ctx=256, n_threads=1)\n"
             "except NotPinned as error: sys.exit(str(error))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -203,13 +203,13 @@ def test_more_slots_than_there_are_is_refused(synthetic):
 
 @pytest.fixture
 def device_has(emulator):
-    """`device_has(n, late, display, pins)`: the emulated device has n bytes, of which the first launch takes `late`; it may draw a screen, and the host
-    pins memory."""
+    """`device_has(n, late, display, pinned)`: the emulated device has n bytes, of which the first launch takes `late`; it may draw a screen, and the host
+    pins so many bytes."""
     device_calls.count(DeviceKind.EMULATED)  # opens it
     has = ctypes.CDLL(str(emulator)).edgekv_emulator_has
-    has.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool, ctypes.c_bool]
+    has.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool, ctypes.c_size_t]
     yield has
-    has(8 << 30, 0, False, True)
+    has(8 << 30, 0, False, 1 << 40)
 
 
 @pytest.mark.parametrize(("display", "left"), [(False, 512 << 20), (True, 1 << 30)])
@@ -223,7 +223,7 @@ def test_the_arena_takes_what_the_first_tokens_leave(synthetic, device_has, disp
     wanted = device().total_bytes - device().free_bytes
     arena = plenty.kv.memory().arena_bytes
     plenty.close()
-    device_has(left + late + wanted - arena // 2, late, display, True)
+    device_has(left + late + wanted - arena // 2, late, display, 1 << 40)
     llama = open_model(synthetic("llama"), n_ctx=4096, **ALL)
     assert llama.kv.selection().n_selections == llama.kv.cells.stream(0).n_used == 0, "what was computed to see what it takes is forgotten"
     logits_of(llama)

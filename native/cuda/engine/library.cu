@@ -69,6 +69,13 @@ Engine * make(int index, const EngineShape & shape, void * stream) {
     return plane->init() ? plane.release() : nullptr;
 }
 
+bool pins(int index, size_t n_bytes) {
+    void * p = nullptr;
+    const bool pinned = use_device(index) && alloc_pinned(&p, n_bytes);
+    free_pinned(p);
+    return pinned;
+}
+
 // tells our own sentence once: a later failure may be the device's
 const char * error() {
     static thread_local std::string told;
@@ -91,7 +98,7 @@ std::string mebibytes(size_t n_bytes) { return std::to_string((n_bytes + (1u << 
 const edgekv::DeviceLibrary * edgekv_device_library() {
     using namespace edgekv::gpu;
     static const edgekv::DeviceLibrary library = {
-        edgekv::kEngineAbi, kKind, device_count, info, rates, make, is_pinned, try_attend, try_store, error,
+        edgekv::kEngineAbi, kKind, device_count, info, rates, make, is_pinned, pins, try_attend, try_store, error,
     };
     return &library;
 }

@@ -46,6 +46,14 @@ edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_
     return library->info(index, out) ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, library->last_error());
 }
 
+edgekv_status edgekv_try_pinning(edgekv_device_kind kind, int index, size_t n_bytes) {
+    const DeviceLibrary * library;
+    if (const edgekv_status status = find_library(kind, index, library); status != EDGEKV_OK) {
+        return status;
+    }
+    return library->pins(index, n_bytes) ? EDGEKV_OK : fail(EDGEKV_NOT_PINNED, library->last_error());
+}
+
 edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, size_t host_bytes, edgekv_rates * out) {
     const DeviceLibrary * library;
     EDGEKV_TRY(find_library(kind, index, library));

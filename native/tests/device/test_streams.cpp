@@ -248,7 +248,7 @@ void check_failures() {
     CHECK(!alloc(&p, 2 << 20) && p == nullptr);
     CHECK(std::strcmp(last_error(), "the GPU has no memory for 2 MiB more; 1 MiB are free") == 0);
 
-    few.pins = false;
+    few.pinned_bytes = 0;
     few.allocs_left = 1;
     emulator::set_limits(few);
     std::vector<char> host(100);

@@ -19,7 +19,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 13;
+constexpr int kEngineAbi = 14;
 
 // The most query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as possible, which are attended one after the other. The last group of a step is observed.
@@ -225,6 +225,7 @@ struct DeviceLibrary {
     // null: last_error(). `stream`: that the nodes will be given; null: the engine makes one of its own
     Engine * (*make)(int index, const EngineShape & shape, void * stream);
     bool (*is_pinned)(const void * host);
+    bool (*pins)(int index, size_t n_bytes);  // whether the system pins so much host memory now; it is given back
     bool (*try_attend)(int index, const AttendTrial & trial, TrialRuns & seen);
     bool (*try_store)(int index, StoreTrial & trial, TrialRuns & seen);
     const char * (*last_error)();

@@ -1,0 +1,40 @@
+"""A context that nobody asked for is halved where the system refuses to pin its K and V, until it pins them."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from support import backend_process
+
+CODE = """
+import ctypes, json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from support.backend_process import _load
+_load(Path(sys.argv[2]))
+from edgekv._native import core, device_calls
+from edgekv.config import KvOptions
+from edgekv.server.server import Server, ServerOptions
+server = Server(ServerOptions(Path(sys.argv[4]), kv=KvOptions(mode="exact", attention_device="emulated"), n_ctx=json.loads(sys.argv[6]), n_threads=1))
+has = ctypes.CDLL(sys.argv[3]).edgekv_emulator_has
+has.argtypes = [ctypes.c_size_t] * 2 + [ctypes.c_bool, ctypes.c_size_t]
+asked = server.context.n_ctx
+has(8 << 30, 0, False, int(server.context.device.home * float(sys.argv[5])))
+with server:
+    print(json.dumps([asked, server.context.n_ctx, server.context.note, server.runtime is not None, server.answers("/health")]))
+"""
+
+
+@pytest.mark.parametrize(("pinned", "asked", "share"), [(0.8, None, 2), (0.4, None, 4), (0.8, 8192, None), (0.0, None, None)])
+def test_a_context_is_halved_until_its_rows_are_pinned(emulator, emulated_backend, synthetic, pinned: float, asked: int | None, share: int | None):
+    """Of what the context takes the system pins a share. What was asked for, and where nothing is pinned, stays, and stock attention answers."""
+    done = subprocess.run([sys.executable, "-c", CODE, str(backend_process.SCRIPT.parents[1]), str(emulated_backend), str(emulator),
+                           str(synthetic("llama", n_ctx_train=8192)), str(pinned), json.dumps(asked)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    before, n_ctx, note, served, answers = json.loads(done.stdout.splitlines()[-1])
+    assert before == 8192 and answers
+    assert (n_ctx, served) == ((before, False) if share is None else (before // share, True)), done.stderr[-3000:]
+    said = re.search(r"the context is [\d,]+ tokens: the system refused to pin K and V of 8,192 in host memory", done.stderr)
+    assert (said is None) == (share is None) and (note or "").startswith(said[0] if said else "")

@@ -112,7 +112,8 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     parts = tuple(request.parts(n_ctx, request.with_hot_rows(n_ctx, kv)))
     if request.room is not None and (home := sum(part.bytes for part in parts if part.name == "KV home")):
         k, v = shape.head_row_bytes(kv.cache.type_k.value, kv.cache.type_v.value)
-        notes.append(f"a conversation that rolls on (--when-full roll) waits while the processor turns its keys, {size(home * k // (k + v))} when it is full")
+        notes.append(f"a conversation that rolls on (--when-full roll) waits while its keys go to the GPU, are turned there and come back, "
+                     f"{size(home * k // (k + v))} each way when it is full")
     place = HOST if request.room is None else request.room.name
     roofline = _roofline(request, kv, host, device)
     speeds = tuple(_speeds(roofline, n_ctx))

@@ -169,6 +169,14 @@ bool llama_edgekv_copy_rows(
     return true;
 }
 
+// The backend that turns these keys of layer il: a device that serves the context, though they lie in host memory. Null: the processor does.
+static ggml_backend_t turning_backend(llama_context * lctx, int il, const ggml_tensor * keys) {
+    auto * device = lctx->get_model().dev_layer(il);
+    const bool served = llama_edgekv_get_hooks()->plans(lctx) && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
+    const bool copied = ggml_is_contiguous(keys) || !ggml_is_quantized(keys->type);  // blocks of heads of which a part turns stay on the processor
+    return served && copied && ggml_backend_buffer_is_host(keys->view_src->buffer) ? llama_edgekv_access::backend(lctx, device) : nullptr;
+}
+
 bool llama_edgekv_build_shift(
         const llama_kv_cache & kv, const llama_cparams & cparams, ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * k, ggml_tensor * shift,
         const llama_edgekv_shift & how) {
@@ -212,11 +220,19 @@ bool llama_edgekv_build_shift(
         }
     }
     llama_edgekv_will_stream(k->view_src);
+    const ggml_backend_t device = turning_backend(how.lctx, static_cast<int>(how.il), k);
     for (const moved & m : pieces) {
         const int64_t n = static_cast<int64_t>(m.end - m.first);
-        ggml_tensor * turned = llama_edgekv_access::shifted(
-            kv, cparams, ctx, ggml_view_3d(ctx, k, k->ne[0], k->ne[1], n, k->nb[1], k->nb[2], m.first*k->nb[2]),
-            ggml_view_1d(ctx, shift, n, m.first*sizeof(int32_t)), how);
+        ggml_tensor * rows  = ggml_view_3d(ctx, k, k->ne[0], k->ne[1], n, k->nb[1], k->nb[2], m.first*k->nb[2]);
+        ggml_tensor * by    = ggml_view_1d(ctx, shift, n, m.first*sizeof(int32_t));
+        ggml_tensor * there = device ? ggml_cont(ctx, rows) : rows;  // the scheduler brings the rows
+        if (device) {
+            ggml_backend_sched_set_tensor_backend(how.lctx->get_sched(), there, device);
+        }
+        ggml_tensor * turned = llama_edgekv_access::shifted(kv, cparams, ctx, there, by, how);
+        if (device) {
+            turned = ggml_cpy(ctx, turned, rows);
+        }
         ggml_build_forward_expand(gf, llama_edgekv_behind_shift(how.lctx, static_cast<int>(how.il), ctx, turned));
     }
     return true;

@@ -174,12 +174,12 @@ def test_on_a_gpu_the_limit_is_memory(header):
     assert short.recommended == "off" and "fit into GPU memory" in short.why
 
 
-def test_on_a_gpu_the_processor_turns_the_keys_of_what_rolls_on(header):
+def test_on_a_gpu_the_keys_of_what_rolls_on_cross_the_link_twice(header):
     """65,536 tokens of 32 layers, 8 heads and 128 channels in f16 have 4 GiB of keys, and in mode off they lie in GPU memory."""
     model, room = header("llama-3-8b", "q4_0"), DeviceRoom("a GPU", 24 << 30, 24 << 30)
     said = {mode: [note for note in make_plan(request(model, KvOptions(mode=mode), 65_536, room=room), None).notes if "--when-full roll" in note]
             for mode in ("exact", "sparse", "off")}
-    assert all("4.0 GiB" in note for note in (*said["exact"], *said["sparse"])) and [*map(len, said.values())] == [1, 1, 0]
+    assert all("4.0 GiB each way" in note for note in (*said["exact"], *said["sparse"])) and [*map(len, said.values())] == [1, 1, 0]
 
 
 def test_a_gpu_s_speed_follows_its_link(header):

@@ -115,6 +115,14 @@ def test_settings_that_change_are_in_no_recording(compare: Compare):
     assert (counts["served"] == [1] * 9 + [0] * 4 + [1] * 4).all()
 
 
+@pytest.mark.parametrize("options", [EXACT, ALL, EXACT | {"type_k": "q8_0", "type_v": "q4_0"}], ids=["exact", "sparse", "q8_0"])
+def test_keys_are_turned_on_the_device(compare: Compare, options: dict):
+    """Where a conversation rolls on: each layer's rows come from home, and go back there."""
+    counts = compare(options=options, steps=[150, 1, 1, 1, 1], rolls={"3": 40}).counts
+    assert (counts["graphs"] == [1, 1, 1, 1 + 2, 1]).all(), "one for each layer's keys"
+    assert not (counts["graphs"] - counts["served"])[[0, 1, 2, 4]].any() and counts["served"][3] == 1
+
+
 @pytest.mark.parametrize("change", ARENA)
 def test_an_arena_that_changes_is_in_no_recording(compare: Compare, synthetic, change: str):
     """A recording holds the addresses of the arena, and of the rows in it."""

@@ -62,6 +62,8 @@ class Scenario:
     """Options that change before the step of this number."""
     arena: dict[str, str] = field(default_factory=dict)
     """What happens to the arena of each context before the step of this number: a key of `ARENA`."""
+    rolls: dict[str, int] = field(default_factory=dict)
+    """Tokens of each sequence that are removed behind its first four before the step of this number; the others move up."""
     beside: list[dict[str, Any]] = field(default_factory=list)
     """Options of further contexts, which decode the same tokens in turns with the first."""
     tiers: bool = True
@@ -105,11 +107,14 @@ def decode(scenario: Scenario, backend: Path | None = None) -> Decoded:
         seen.append(_counts(library))
         for step, n in enumerate(scenario.steps):
             tokens = rng.integers(260, 350, (scenario.n_seq, n))
+            n_read -= scenario.rolls.get(str(step), 0)
             for context, run in contexts:
                 if changes := scenario.changes.get(str(step)):
                     run.configure(run.options.with_(**changes))
                 if what := scenario.arena.get(str(step)):
                     ARENA[what](run)
+                if n_gone := scenario.rolls.get(str(step), 0):
+                    _roll(context, scenario.n_seq, n_gone)
                 if scenario.asks and library is not None:
                     library.emulated_leave_not_ready()
                 found = context.decode(tokens.ravel(), [n_read + i for _ in range(scenario.n_seq) for i in range(n)],
@@ -134,6 +139,14 @@ def on_the_backend(backend: Path, scenario: Scenario, folder: Path, **environmen
     found = np.load(out)
     n_logits = len(scenario.steps) * (1 + len(scenario.beside))
     return Decoded([found[f"logits{i}"] for i in range(n_logits)], {name: found[name] for name in COUNTS}, int(found["n_hooked"]))
+
+
+def _roll(context: Any, n_seq: int, n_gone: int) -> None:
+    import llama_cpp
+
+    for seq in range(n_seq):
+        assert llama_cpp.llama_memory_seq_rm(context.memory, seq, 4, 4 + n_gone)
+        llama_cpp.llama_memory_seq_add(context.memory, seq, 4 + n_gone, -1, -n_gone)
 
 
 def _load(backend: Path) -> None:

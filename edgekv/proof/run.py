@@ -46,6 +46,7 @@ def head_shape(model: Path | None) -> HeadShape:
 
 MENDS: dict[str, tuple[dict[str, str], bool]] = {
     "without CUDA graphs": ({"GGML_CUDA_DISABLE_GRAPHS": "1"}, True),
+    "without launches that overlap": ({"GGML_CUDA_PDL": "0"}, True),
     "waiting behind each node": ({"EDGEKV_DEVICE_SYNC": "1"}, True),
     "without an arena": ({}, False),
 }

@@ -6,6 +6,7 @@
 //   dynamic shared memory  shared_memory(), in place of `extern __shared__`
 //   static shared memory   EDGEKV_SHARED(float[64], name), in place of `__shared__ float name[64]`
 //   launches               launch(kernel, grid, threads, shared_bytes, stream, arguments...), in place of <<< >>>
+//   launches that overlap  launch_behind(), of kernels that begin with wait_for_launch()
 //   functions of their own EDGEKV_APART, in place of __noinline__: compiled once for all kernels of a source, which pass their arguments on by
 //                          reference (and take them as `const __grid_constant__`, or else each thread would copy them first)
 //   what others write now  look(p)
@@ -73,6 +74,43 @@ void launch(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_byt
     kernel<<<dim3(grid.x, grid.y, grid.z), threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(static_cast<P>(arguments)...);
     launch_ends(none_stood);
 }
+
+// Whether a kernel's blocks may take their places while the kernel before still runs: on compute capability 9.0 and newer, unless GGML_CUDA_PDL is 0.
+// Code for an older one, which the driver compiled for a new card, would not wait.
+bool may_overlap(const void * kernel);
+
+// The same behind another kernel of the stream. What that kernel wrote is there behind the kernel's wait_for_launch(), and so is all that it had waited for.
+template <class... P, class... A>
+void launch_behind(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_bytes, Stream stream, A... arguments) {
+    if (!may_overlap(reinterpret_cast<const void *>(kernel))) {
+        return launch(kernel, grid, threads, shared_bytes, stream, arguments...);
+    }
+    static_assert(launchable<P...>, "plain structs and numbers, 4 KiB at most");
+    if (shared_bytes > 48*1024) {
+        allow_shared(reinterpret_cast<const void *>(kernel), shared_bytes);
+    }
+    cudaLaunchAttribute overlaps = {};
+    overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlaps.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(grid.x, grid.y, grid.z);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &overlaps;
+    config.numAttrs = 1;
+    const bool none_stood = launch_begins();
+    cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
+    launch_ends(none_stood);
+}
+
+// The first thing that a kernel of launch_behind() does, in all threads; the kernel behind it may then begin, and wait in its turn.
+__device__ __forceinline__ void wait_for_launch() {
+#    if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+    cudaTriggerProgrammaticLaunchCompletion();
+#    endif
+}
 #else
 template <class... P, class... A>
 void launch(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_bytes, Stream stream, A... arguments) {
@@ -80,6 +118,15 @@ void launch(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_byt
     emulator::enqueue(stream, { grid.x, grid.y, grid.z }, threads, shared_bytes,
                       [kernel, arguments...] { kernel(static_cast<P>(arguments)...); });
 }
+
+template <class... P, class... A>
+void launch_behind(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_bytes, Stream stream, A... arguments) {
+    static_assert(launchable<P...>, "plain structs and numbers, 4 KiB at most");
+    emulator::enqueue(stream, { grid.x, grid.y, grid.z }, threads, shared_bytes,
+                      [kernel, arguments...] { kernel(static_cast<P>(arguments)...); }, /*.behind =*/ true);
+}
+
+inline void wait_for_launch() { emulator::await_launch(); }
 #endif
 
 #if defined(__CUDACC__)

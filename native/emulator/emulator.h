@@ -43,7 +43,10 @@ namespace emulator {
 
 // ---- launches (gpu.h calls this) ---------------------------------------------------------------------------------------------
 
-void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, std::function<void()> kernel);
+void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, std::function<void()> kernel, bool behind = false);
+
+// Each thread of a launch that overlaps with the one before calls it, or the process ends.
+void await_launch();
 
 // A function of the host in the stream's order, as cudaLaunchHostFunc: recordings hold it too. It must not call the device.
 void enqueue_host(void * stream, std::function<void()> run);

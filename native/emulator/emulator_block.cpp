@@ -140,7 +140,7 @@ void run_block(Block & b) {
         b.threads[t].context = nullptr;
         b.threads[t].site.kind = Collective::none;
     }
-    b.n_left = b.n_waiting = b.n_syncs = b.n_looks = 0;
+    b.n_left = b.n_waiting = b.n_syncs = b.n_looks = b.n_awaited = 0;
     b.current = random().below(b.n_threads);
     std::memset(b.shared_begin(), kPoison, b.shared_bytes);
     b.statics.resize(kStaticShared + 4096, kPoison);
@@ -186,6 +186,8 @@ void wait(Block & b, unsigned self) {
     become(b, self);
 }
 
+void await_launch() { ++block().n_awaited; }
+
 bool running() { return block().running; }
 
 std::string place() {
@@ -225,6 +227,9 @@ bool run_blocks(const Launch & launch, OpenGrid & open, uint64_t n_blocks) {
                         static_cast<unsigned>(open.index / launch.grid.x / launch.grid.y));
         open.index = (open.index + open.step) % all;
         run_block(b);
+        if (launch.behind && b.n_awaited != b.n_threads) {
+            fault("a launch that overlaps with the one before: %u of %u threads waited for that", b.n_awaited, b.n_threads);
+        }
     }
     b.running = false;
     return open.n_left == 0;

@@ -60,6 +60,7 @@ struct Block {
     size_t statics_end = 0;
     unsigned n_syncs = 0;                // barriers of this block
     unsigned n_looks = 0;                // at what other blocks write, since an atomic operation of this block
+    unsigned n_awaited = 0;              // threads that have waited for the launch before
     uint32_t number = 0, launch = 0;     // of the block, and of its launch, since the process began
 
     char * shared_begin() {

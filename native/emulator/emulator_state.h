@@ -53,6 +53,7 @@ struct Launch {
     unsigned threads;
     size_t shared_bytes;
     std::function<void()> kernel;
+    bool behind;  // it overlaps with the launch before: its threads begin with await_launch()
 };
 
 // A launch under way: the k-th block is (begin + k*step) mod n, with step prime to n: shuffled enough, without storing the order.

@@ -279,7 +279,7 @@ void refuse_launch(const std::string & sentence) {
 
 }  // namespace
 
-void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, std::function<void()> kernel) {
+void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, std::function<void()> kernel, bool behind) {
     std::lock_guard<std::recursive_mutex> guard(lock());
     if (running()) {
         fault("a kernel cannot launch another");
@@ -304,7 +304,7 @@ void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, st
         return;
     }
     launched = true;
-    push(stream, *s, Operation{{}, nullptr, nullptr, std::make_shared<const Launch>(Launch{grid, threads, shared_bytes, std::move(kernel)})});
+    push(stream, *s, Operation{{}, nullptr, nullptr, std::make_shared<const Launch>(Launch{grid, threads, shared_bytes, std::move(kernel), behind})});
 }
 
 }  // namespace edgekv::gpu::emulator

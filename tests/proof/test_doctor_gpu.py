@@ -79,7 +79,7 @@ def test_a_case_runs_again_and_says_what_mends_it(faulty, monkeypatch):
     for name in ("EDGEKV_EMULATOR", "REAL_EMULATOR", "EDGEKV_ATTENTION_DEVICE"):
         monkeypatch.setenv(name, faulty[name])
     part = Part(PLANE, SPARSE_TENTH, 300.0, True, "emulated", 0, HeadShape(4, 2, 64))
-    assert mended(part)["said"] == "right without an arena; wrong without CUDA graphs, waiting behind each node"
+    assert mended(part)["said"] == "right without an arena; wrong without CUDA graphs, without launches that overlap, waiting behind each node"
 
 
 def test_faults_are_found(faulty, machine, synthetic, tmp_path):
@@ -93,7 +93,7 @@ def test_faults_are_found(faulty, machine, synthetic, tmp_path):
     wrong = {case: said for case, (outcome, said) in rows_of(done, "kernels").items() if outcome == "WRONG"}
     assert wrong and all(case.startswith("store ") and "times what is allowed" in said for case, said in wrong.items())
     plane = rows_of(done, "plane")
-    assert plane["exact"][0] == "WRONG" and plane["exact, again"][1].startswith("wrong without CUDA graphs, waiting"), "the ring has the fault too"
+    assert plane["exact"][0] == "WRONG" and plane["exact, again"][1].startswith("wrong without CUDA graphs, "), "the ring has the fault too"
     assert "sparse, a tenth" in plane and "WRONG on emulated device: rates and kernels and plane and memory" in done.stdout
     assert {case: outcome for case, (outcome, _) in rows_of(done, "memory").items()} == {
         "model": "right", "context, attached": "WRONG", "first prompt": "WRONG", "sparse": "WRONG"}

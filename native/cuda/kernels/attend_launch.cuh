@@ -9,6 +9,7 @@ namespace {
 template <CellType kTypeK, CellType kTypeV, int kLanes, int kHeads, bool kLists>
 __global__ void __launch_bounds__(kWarps*kWarp, resident_blocks(kHeads))
 attend_part(AttendProblem p, AttendPart part, AttendWorkspace workspace) {
+    wait_for_launch();
     Kernel<kTypeK, kTypeV, kLanes, kHeads, kLists>::run(p, part, workspace);
 }
 
@@ -16,8 +17,13 @@ template <CellType kTypeK, CellType kTypeV, int kLanes, int kHeads, bool kLists>
 void launch_part(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace, Stream stream) {
     const Grid grid = {static_cast<unsigned>(part.n_splits), static_cast<unsigned>(p.n_head_kv),
                        static_cast<unsigned>(units_of(p, kHeads).grid_z)};
-    launch(attend_part<kTypeK, kTypeV, kLanes, kHeads, kLists>, grid, kWarps*kWarp,
-           sizeof(typename Kernel<kTypeK, kTypeV, kLanes, kHeads, kLists>::Shared), stream, p, part, workspace);
+    const auto kernel = attend_part<kTypeK, kTypeV, kLanes, kHeads, kLists>;
+    constexpr size_t shared = sizeof(typename Kernel<kTypeK, kTypeV, kLanes, kHeads, kLists>::Shared);
+    if (kLists) {
+        launch_behind(kernel, grid, kWarps*kWarp, shared, stream, p, part, workspace);
+    } else {  // behind copies of another stream
+        launch(kernel, grid, kWarps*kWarp, shared, stream, p, part, workspace);
+    }
 }
 
 template <CellType kTypeK, CellType kTypeV, int kHeads, bool kLists>

@@ -235,6 +235,7 @@ __device__ inline bool comes_last(uint32_t * ticket, unsigned n, bool & last) {
 }
 
 __global__ void __launch_bounds__(kMergeThreads) attend_merge(AttendProblem p, AttendPart part, AttendWorkspace workspace) {
+    wait_for_launch();
     EDGEKV_SHARED(Final[kMaxRows], finals);
     EDGEKV_SHARED(MergeSums, sums);
     EDGEKV_SHARED(bool, last);
@@ -304,7 +305,7 @@ void launch_attend_merge(const AttendProblem & problem, const AttendPart & part,
     int n_blocks = n_rows > n_page_blocks ? n_rows : n_page_blocks;
     n_blocks = n_blocks < kMostBlocks ? n_blocks : kMostBlocks;
     const Grid grid = {static_cast<unsigned>(n_blocks + in_view.n_page_blocks), static_cast<unsigned>(problem.n_head_kv), 1};
-    launch(attend_merge, grid, kMergeThreads, 0, stream, problem, in_view, attend_workspace(problem, workspace, n_partials));
+    launch_behind(attend_merge, grid, kMergeThreads, 0, stream, problem, in_view, attend_workspace(problem, workspace, n_partials));
 }
 
 }  // namespace edgekv::gpu

@@ -243,6 +243,7 @@ struct Sums {
 // finds, and until the chunks before are counted: blocks take chunks in the order in which they begin, so whoever tells these runs already, and waits for
 // nobody behind itself.
 __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
+    wait_for_launch();
     EDGEKV_SHARED(Norms, norms);
     EDGEKV_SHARED(float[kMaxHeads * kChunkGroups], factors);
     EDGEKV_SHARED(Sums[kWarps], warps);
@@ -368,7 +369,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
 
 void launch_sample(const SampleBatch & b, Stream stream) {
     const int n_lists = b.n_streams * b.n_tokens * b.n_head_kv;
-    launch(sample_emit, {static_cast<unsigned>(sample_chunks(b.n_groups) * n_lists)}, kThreads, 0, stream, b);
+    launch_behind(sample_emit, {static_cast<unsigned>(sample_chunks(b.n_groups) * n_lists)}, kThreads, 0, stream, b);
 }
 
 }  // namespace edgekv::gpu

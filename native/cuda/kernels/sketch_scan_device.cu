@@ -222,6 +222,7 @@ template <int NR>
 __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks)
 scan_groups(const __grid_constant__ StoreArgs store, const __grid_constant__ SketchScanArgs args, const __grid_constant__ SketchLayout layout,
             const __grid_constant__ KeyRows key_rows, const __grid_constant__ ScanBlocks blocks, int first_stream) {
+    wait_for_launch();
     using Scan = GroupScan<NR>;
     unsigned number = blockIdx.x;
     if (number < blocks.n_building) {
@@ -334,7 +335,7 @@ void launch_store_scan(const StoreArgs & store, const SketchScanArgs & args, int
     const size_t shared = std::max({scan_shared_bytes(layout, rows_per_part, parts_per_block, warps), built_shared_bytes(layout, warps),
                                     store_shared_bytes(store, blocks.storing), key_blocks_bytes()});
     const unsigned n_blocks = blocks.n_building + blocks.storing.n + blocks.n_open + blocks.n_x * y * z;
-    launch(kScanKernels[rows_per_part - 1], {n_blocks}, n_threads, shared, stream, store, args, layout, keys, blocks, first_stream);
+    launch_behind(kScanKernels[rows_per_part - 1], {n_blocks}, n_threads, shared, stream, store, args, layout, keys, blocks, first_stream);
 }
 
 void launch_sketch_scan(const SketchScanArgs & args, Stream stream) {

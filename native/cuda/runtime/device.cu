@@ -1,4 +1,5 @@
 // The card's properties, and the shared memory that it allows a kernel.
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -68,6 +69,21 @@ bool allow_shared(const void * kernel, size_t n_bytes) {
     }
     so_far = n_bytes;
     return true;
+}
+
+bool may_overlap(const void * kernel) {
+    static std::mutex mutex;
+    static std::map<std::pair<int, const void *>, bool> known;
+    static const char * const asked = std::getenv("GGML_CUDA_PDL");
+    const int index = current_device();
+    std::lock_guard<std::mutex> guard(mutex);
+    const auto [at, is_new] = known.try_emplace({index, kernel}, false);
+    cudaFuncAttributes attributes;
+    if (is_new && (asked == nullptr || std::atoi(asked) != 0)) {
+        const Call call;
+        at->second = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
+    }
+    return at->second;
 }
 
 int device_count() {

@@ -112,6 +112,11 @@ void run_wrong(Wrong what) {
     };
     CHECK(dies("waits for another block, which has not begun", [&] { wait(true); }));
     wait(false);
+    CHECK(dies("0 of 32 threads waited for that", [] {
+        DeviceArray<int> one(1);
+        launch_behind(write_one, Grid{}, 32, 0, nullptr, one.data());
+        stream_sync(nullptr);
+    }));
     CHECK(dies("outside a kernel", [] { __syncthreads(); }));
     CHECK(dies("no device memory begins at", [] {
         char * p = nullptr;

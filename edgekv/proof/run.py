@@ -16,6 +16,7 @@ from pathlib import Path
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from edgekv._native import core
 from edgekv._native.device_calls import DeviceInfo
 from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import CudaUnavailable
@@ -23,6 +24,9 @@ from edgekv.models import geometry
 from edgekv.planning import devices, proven
 from edgekv.proof.report import Report, failures
 from edgekv.proof.steps import PLANE, STEPS, HeadShape, Outcome, Part, Row, parts, replayed
+
+ROUNDING = ("avx512bf16", "amx")
+"""Instruction sets whose kernels for prompts round operands to bf16."""
 
 
 def find_device() -> DeviceInfo:
@@ -115,7 +119,7 @@ def run_part(part: Part, **variables: str) -> tuple[list[Row], float, str]:
         with os.fdopen(from_child) as lines:
             try:
                 child = subprocess.Popen([sys.executable, "-m", "edgekv.proof.child", json.dumps(to_builtins(part)), str(to_parent)],
-                                         pass_fds=(to_parent,), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | variables)
+                                         pass_fds=(to_parent,), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_reference() | os.environ | variables)
             finally:
                 os.close(to_parent)
             late = threading.Timer(part.limit, child.kill)
@@ -134,6 +138,11 @@ def run_part(part: Part, **variables: str) -> tuple[list[Row], float, str]:
         again = part.replay or ({"events": part.events} if part.step == PLANE else {})
         rows.append(Row(step=part.step, case=part.name, outcome=Outcome.KILLED.value, said=_ended(status, seconds, part, wrote), replay=again))
     return rows, seconds, wrote
+
+
+def _reference() -> dict[str, str]:
+    """The processor is what a card is compared with: where its fastest kernel for prompts rounds to bf16, that one would be the wrong one."""
+    return {"EDGEKV_ISA": [isa for isa in core.isa_available() if isa not in ROUNDING][-1]}
 
 
 def _ended(status: int, seconds: float, part: Part, wrote: str) -> str:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from support.native_build import NATIVE
 
+from edgekv._native import core
 from edgekv.cli import doctor_gpu
 from edgekv.common.errors import EXIT_LIBRARY, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
 from edgekv.proof.report import MOST_BYTES, Report
-from edgekv.proof.run import mended
+from edgekv.proof.run import ROUNDING, _reference, mended
 from edgekv.proof.speed import EMULATED_DEPTHS, MODES
 from edgekv.proof.steps import PLANE, SPARSE_TENTH, STEPS, HeadShape, Outcome, Part
 
@@ -137,6 +138,12 @@ def test_options_that_need_gpu(machine):
     for words in (["--quick"], ["--only", "facts"], ["-o", "report.json"], ["--replay", __file__]):
         done = doctor(machine, *words)
         assert done.returncode == EXIT_USAGE and "go with --gpu" in done.stderr
+
+
+@pytest.mark.parametrize("fastest", ROUNDING)
+def test_the_reference_rounds_to_no_bf16(fastest, monkeypatch):
+    monkeypatch.setattr(core, "isa_available", lambda: ["portable", "avx2", "avx512", fastest])
+    assert _reference() == {"EDGEKV_ISA": "avx512"}
 
 
 def test_steps_are_those_of_the_product():

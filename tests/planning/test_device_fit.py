@@ -42,6 +42,6 @@ def test_the_plan_is_what_is_allocated(synthetic, mode, changes, shape, n_sequen
         assert (memory.sketch_bytes, memory.workspace_bytes) == (plan.sketches, plan.scratch + plan.staging + plan.ring)
         assert plan.arena <= memory.arena_bytes < plan.arena + 256
         assert budget == "auto" or plane.budget_bytes == plan.budget
-        context.decode([300] * 64, range(64), [0] * 64)
-        context.decode([300] * n_sequences, [64] + [0] * (n_sequences - 1), range(n_sequences))
+        context.decode([300] * 17, range(17), [0] * 17)
+        context.decode([300] * n_sequences, [17] + [0] * (n_sequences - 1), range(n_sequences))
         assert device_calls.plane(runtime._native_handle()).fixed_bytes == plan.fixed, "a step takes nothing more"

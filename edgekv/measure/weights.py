@@ -49,6 +49,7 @@ WHAT = "measuring this machine once"
 
 _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
 _PROMPT_BYTES = 8 * MIB  # PROMPT_TOKENS compute for so long on what they read that caches do not matter
+_PROMPT_S = 1.0  # of a prompt whose tokens take as long as one by itself, as without fast kernels: of such types fewer tokens say the same
 _FEW_LAYERS, _MOST_LAYERS = 2, 128  # llama.cpp refuses many more, and a model of such small matrices lies in a cache itself
 _TINY = MatrixShape(32, 32)
 _FLOOR = 1e-3  # of what was measured, where noise makes a difference zero or negative
@@ -137,13 +138,14 @@ def weight_rates(kind: str, matrices: MatrixShape, step: StepRates, n_threads: i
     least = step.token + large.n_layer * step.layer
     with _decoder(large, kind, n_threads) as decoder:
         token = [max(seconds - least, seconds / 2) for seconds in _steps(decoder, 1)]
+    n_tokens = max(1, min(matrices.n_tokens, int(_PROMPT_S / (token[0] * small.file_bytes(kind) / large.file_bytes(kind)))))
     with _decoder(small, kind, n_threads) as decoder:
-        prompt = _steps(decoder, matrices.n_tokens)
+        prompt = _steps(decoder, n_tokens)
     last = f"blk.{small.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
     weights = sum(tensor.n_elements for tensor in small.weights()
                   if tensor.name.startswith("blk.") and not tensor.name.startswith(last) and not tensor.is_vector)
     n_bytes = large.file_bytes(kind) - row_bytes(large.n_vocab * large.n_embd, kind)
-    prompts = weights * matrices.n_tokens
+    prompts = weights * n_tokens
     return WeightRates(n_bytes / token[0], n_bytes / min(token), prompts / prompt[0], prompts / min(prompt))  # the faster kernels serve
 
 

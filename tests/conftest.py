@@ -29,8 +29,8 @@ NOT_QUICK = ("test_backend.py", "test_bound_of_ram.py", "test_codec.py", "test_c
              "test_plan_speed.py", "test_remote.py", "test_roofline.py", "test_snapshots.py", "test_workspace.py")
 """Files in these folders that measure, wait, fill memory, compile, try many random cases, or run contexts on a device."""
 
-FIRST = ("native/test_device.py", "planning/test_device_fit.py", "native/test_kernels.py", "runtime/test_architectures.py", "proof/test_doctor_gpu.py",
-         "test_docs_run.py", "runtime/test_exact.py")
+FIRST = ("native/test_device.py", "runtime/test_architectures.py", "native/test_kernels.py", "proof/test_doctor_gpu.py", "test_docs_run.py",
+         "planning/test_device_fit.py", "runtime/test_exact.py")
 """What takes longest begins first, so that the workers of `-n 2` end together."""
 
 

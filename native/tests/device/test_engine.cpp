@@ -240,7 +240,7 @@ void check_refusals() {
         for (std::string sentence = "none"; !sentence.empty() && n < 200; ++n) {
             gpu::emulator::Limits limits;
             (what == 0 ? limits.allocs_left : limits.copies_left) = what == 2 ? gpu::emulator::Limits().copies_left : n;
-            limits.pins = what != 2 || n > 0;
+            limits.pinned_bytes = what != 2 || n > 0 ? SIZE_MAX : 0;
             gpu::emulator::set_limits(limits);
             sentence = make();
             CHECK(!sentence.empty() || n > 0, "what %d: nothing was refused", what);

@@ -51,6 +51,6 @@ def load_all(store: PrefixStore, match: Match) -> PrefixHit:
     return hit.first_pieces(n_good)
 
 
-def n_restored(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, accepts: Reading = Reading.EXACT) -> int:
+def n_restored(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, accepts: Reading = Reading.EXACT, **of) -> int:
     """Tokens that the store gives, with their right rows."""
-    return check_rows(restore(store, tokens, n_have, accepts), tokens, n_have, accepts)
+    return check_rows(restore(store, tokens, n_have, accepts, **of), tokens, n_have, accepts)

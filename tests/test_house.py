@@ -58,7 +58,7 @@ BUDGETS = {
     "tests/planning": 1_586,
     "tests/planted": 604,
     "tests/policies": 704,
-    "tests/prefix_cache": 3_672,
+    "tests/prefix_cache": 3_590,
     "tests/proof": 208,
     "tests/runtime": 6_989,
     "tests/server": 9_435,

@@ -72,14 +72,6 @@ def test_models_do_not_share(written):
     assert n_restored(open_store(folder, who=identity("another")), tokens) == 0
 
 
-def test_without_ram_everything_goes_through_the_folder(tmp_path):
-    store, tokens = open_store(tmp_path, ram_bytes=0), conversation(5 * 256)
-    assert save(store, tokens).n_left_out == 0
-    assert store.stats().ram.n_bytes == 0
-    assert {piece.source for piece in restore(store, tokens, 0, EXACT).pieces} == {"disk"}
-    assert n_restored(store, tokens) == 1280
-
-
 def test_near_miss_from_the_folder(written):
     folder, tokens = written
     asked = tokens.copy()

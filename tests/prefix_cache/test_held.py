@@ -35,16 +35,6 @@ def in_ram(store: PrefixStore) -> tuple[int, int, int]:
     return stats.ram.n_blocks, stats.ram.n_bytes, stats.n_in_slots
 
 
-def test_rows_are_found_in_the_slot_and_then_in_ram():
-    store = open_store()
-    held = hold(store)
-    assert in_ram(store) == (0, 0, 4) and n_restored(store, TOKENS) == 1024
-    take(held[2:])
-    assert in_ram(store) == (2, 2 * BLOCK_BYTES, 2) and n_restored(store, TOKENS) == 1024
-    take(held)
-    assert in_ram(store) == (4, 4 * BLOCK_BYTES, 0) and n_restored(store, TOKENS) == 1024
-
-
 def test_what_ram_has_no_room_for_goes_from_the_end():
     store = open_store(ram_bytes=3 * BLOCK_BYTES)
     other = conversation(300, 1)

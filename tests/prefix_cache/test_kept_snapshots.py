@@ -86,18 +86,6 @@ def test_they_survive_the_process(lower, end):
     assert found(store, conversation(100, 1, after=tokens[: end - 1])) == (0, "")
 
 
-def test_the_furthest_of_all_places_is_taken(lower):
-    where, name = lower
-    tokens = conversation(1200)
-    keep(open_store(**where), tokens, 100, 500, 900)
-    store = open_store(**where)
-    keep(store, tokens, 300)
-    assert found(store, tokens) == (900, name)
-    assert found(store, tokens[:700]) == (500, name)
-    assert found(store, tokens[:450]) == (300, "ram")
-    assert found(store, tokens[:700], n_have=699) == (500, "ram")
-
-
 def test_without_ram_too(lower):
     where, name = lower
     tokens = conversation(700)

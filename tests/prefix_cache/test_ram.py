@@ -10,22 +10,11 @@ from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.store import PrefixStore
 
-EXACT, ROUNDED, SAMPLED, SPARSE = Reading
+EXACT, ROUNDED, _, SPARSE = Reading
 
 
 def ram_store(n_bytes: int = 1 << 30) -> PrefixStore:
     return open_store(ram_bytes=n_bytes)
-
-
-def test_what_is_there_is_not_read_again():
-    store, tokens, calls = ram_store(), conversation(600), []
-    save(store, tokens, calls=calls)
-    longer = conversation(200, 1, after=tokens)
-    saved = save(store, longer, calls=calls)
-    assert calls == [(0, 256), (256, 256), (512, 88), (512, 256), (768, 32)]
-    assert (saved.n_known, saved.n_new, saved.n_left_out) == (512, 288, 0)
-    again = save(store, tokens, calls=calls)  # its tail is the beginning of a block now
-    assert len(calls) == 5 and again.n_known == 600
 
 
 def test_a_tail_goes_when_a_longer_block_begins_with_it():
@@ -38,28 +27,6 @@ def test_a_tail_goes_when_a_longer_block_begins_with_it():
     assert store.stats().ram.n_blocks == 4
     for seed in (1, 2):
         assert n_restored(store, conversation(50, seed, after=tokens)) == 650
-
-
-def test_labels_are_followed_only_where_they_are_accepted():
-    store, tokens = ram_store(), conversation(1000)
-    readings = exact(tokens)
-    readings[600:650] = SAMPLED  # the tokens behind depend on it
-    save(store, tokens, readings)
-    assert n_restored(store, tokens, accepts=EXACT) == 512
-    assert n_restored(store, tokens, accepts=SAMPLED) == 1000
-    save(store, tokens)
-    assert n_restored(store, tokens, accepts=EXACT) == 1000
-    for asked in (tokens, conversation(40, 1, after=tokens)):  # of two equally long chains the better one
-        assert {piece.reading for piece in restore(store, asked, 0, SPARSE).pieces} == {EXACT}
-
-
-def test_an_exact_block_serves_for_one_read_sparsely_and_not_the_other_way_round():
-    store, tokens, calls = ram_store(), conversation(512), []
-    save(store, tokens, np.full(512, SPARSE), calls)
-    save(store, tokens, exact(tokens), calls)
-    assert len(calls) == 4
-    save(store, tokens, np.full(512, SAMPLED), calls)
-    assert len(calls) == 4
 
 
 def test_of_two_chains_of_whole_blocks_the_better_end_counts():

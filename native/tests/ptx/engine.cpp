@@ -128,12 +128,14 @@ private:
     }
 };
 
-// Who touched a byte of shared memory, and between which barriers.
+// Which warp last read, wrote or changed a byte of shared memory, and behind how many barriers of its block.
+enum Access { kReads, kWrites, kAtomic, kAccesses };
 struct Touch {
-    unsigned written = 0, read = 0;
-    int writer = 0, reader = 0;
+    unsigned barriers[kAccesses] = {};
+    int warp[kAccesses] = {};
 };
 constexpr int kSeveral = -1;
+constexpr const char * kWords[] = {"reads", "writes", "atomically changes"};
 
 // ---- a resident block --------------------------------------------------------------------------------------------------------
 
@@ -213,24 +215,15 @@ struct Block {
         if (at + n_bytes > touched.size()) {
             fault("%zu bytes at %llu of %zu bytes of shared memory", n_bytes, at, touched.size());
         }
-        if (opcode == ATOM_OP) {
-            return;
-        }
+        const Access access = opcode == ATOM_OP ? kAtomic : opcode == ST_OP ? kWrites : kReads;
         for (Touch * byte = &touched[at]; byte < &touched[at] + n_bytes; ++byte) {
-            const bool writes = opcode == ST_OP;
-            if (byte->written == n_barriers && byte->writer != warp) {
-                report("a RACE: warp %d %s what warp %d wrote since the last barrier", warp, writes ? "writes" : "reads", byte->writer);
-            }
-            if (writes) {
-                if (byte->read == n_barriers && byte->reader != warp) {
-                    report("a RACE: warp %d writes what warp %d read since the last barrier", warp, byte->reader);
+            for (int other = 0; other < kAccesses; ++other) {
+                if ((other != access || access == kWrites) && byte->barriers[other] == n_barriers && byte->warp[other] != warp) {
+                    report("a RACE: warp %d %s what another one %s between the same two barriers", warp, kWords[access], kWords[other]);
                 }
-                byte->written = n_barriers;
-                byte->writer = warp;
-            } else {
-                byte->reader = byte->read == n_barriers && byte->reader != warp ? kSeveral : warp;
-                byte->read = n_barriers;
             }
+            byte->warp[access] = byte->barriers[access] == n_barriers && byte->warp[access] != warp ? kSeveral : warp;
+            byte->barriers[access] = n_barriers;
         }
     }
 
@@ -315,7 +308,7 @@ int parameters(void * kernel, size_t * sizes, size_t * offsets) {
 }
 
 void launch(void * kernel, const unsigned grid[3], const unsigned threads[3], size_t dynamic, const void * arguments) {
-    auto quiet = std::make_unique<Quiet>();
+    const Quiet quiet;
     function_info & function = *static_cast<function_info *>(kernel);
     gpgpu_sim * const device = GPGPU_Context()->the_gpgpusim->g_the_gpu;
     if (!function.is_pdom_set()) {
@@ -379,8 +372,10 @@ void launch(void * kernel, const unsigned grid[3], const unsigned threads[3], si
         }
     }
     device->finish_functional_sim(&launched);
-    quiet.reset();
     ++totals.n_launches;
+}
+
+void end_if_late() {
     if (seconds() > atof(getenv("EDGEKV_PTX_SECONDS"))) {
         fprintf(stderr, "PTX CUT\n");
         exit(1);

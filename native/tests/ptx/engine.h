@@ -14,6 +14,7 @@ void * kernel(const char * name);  // nullptr: there is none
 int parameters(void * kernel, size_t * sizes, size_t * offsets);
 // Runs a kernel to its end. `arguments` lie at the offsets above, `dynamic` bytes of shared memory behind a block's static ones.
 void launch(void * kernel, const unsigned grid[3], const unsigned block[3], size_t dynamic, const void * arguments);
+void end_if_late();  // ends the process
 
 bool allocated(unsigned long long at, size_t n_bytes);  // the runtime's answer: all of it lies in one allocation
 

@@ -165,6 +165,7 @@ cudaError_t cudaLaunchKernel(const void * host, dim3 grid, dim3 block, void ** a
     return enqueue(stream, [=] {
         const unsigned grid_of[] = {grid.x, grid.y, grid.z}, block_of[] = {block.x, block.y, block.z};
         ptx::launch(kernel, grid_of, block_of, shared, packed.get());
+        ptx::end_if_late();
     });
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void ** arguments, size_t shared, cudaStream_t stream) {

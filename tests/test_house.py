@@ -45,7 +45,7 @@ BUDGETS = {
     "native/tests": 8_371,
     "native/tests/ptx": 1_476,
     "patches": 4_362,
-    "tests": 2_173,
+    "tests": 2_397,
     "tests/agents": 0,
     "tests/architectures": 918,
     "tests/arrays": 412,
@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/server": 9_435,
     "tests/support": 3_828,
     "tests/templates": 153,
-    "tests/tiering": 1_368,
+    "tests/tiering": 1_384,
     "tests/upstream": 288,
 }
 """Folder: its lines, but for those of folders in it that are named too. A folder that no name covers counts to the one around it."""

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from edgekv.common.enums import Split
-from edgekv.common.errors import ConfigError
-from edgekv.config import Keep, KvOptions
 from edgekv.pages.shape import PageShape
 from edgekv.tiering import eviction
 
@@ -96,22 +94,6 @@ def test_room_is_made_from_what_all_heads_together_value_least():
     gone = np.zeros(SHAPE.axes, np.uint8)
     gone[:, :, 4] = gone[0, :, 5] = 1
     assert decide(scores, gone=gone, n_excess=33, adds_up=True).freed.tolist() == [3, 4, 5], "no layer keeps 4; one that dropped 5 counts as its least"
-
-
-def test_bounds_that_cannot_be_kept_are_refused():
-    with pytest.raises(ConfigError, match="cannot make room for batches of 512 tokens; keep at least 2,048 tokens, or read at most 256 "
-                                          "tokens at once"):
-        eviction.check_keep(1024, 1024, 512, 100, frees=True)
-    with pytest.raises(ConfigError, match="always kept \\(900: the first and the newest\\) do not fit into --evict-to 1024, which has room "
-                                          "for 768"):
-        eviction.check_keep(1024, 1024, 256, 900, frees=True)
-    eviction.check_keep(1024, 8192, 512, 900, frees=False)
-    for text, message in (("soon", "it must be a number of tokens"), ("0", "it must be"), ("3", "less than one page"), ("auto", "must be")):
-        with pytest.raises(ConfigError, match=message):
-            KvOptions(mode="evict", evict_to=text)
-    assert Keep.parse("64MiB") == Keep(0, 64 << 20) and Keep.parse(" 4096 ") == Keep(4096)
-    with pytest.raises(ConfigError, match="convert 1.0 MiB to tokens first"):
-        _ = KvOptions(mode="evict", evict_to="1MiB").keep_tokens
 
 
 def test_by_cell_the_sinks_and_the_newest_stay():

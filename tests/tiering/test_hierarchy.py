@@ -1,7 +1,6 @@
 """The hierarchy end to end, over an arena that holds bytes: policy, plan, migration and events together, with no model."""
 
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -62,34 +61,6 @@ def test_pins():
         world.hierarchy.unpin(4, 3)
 
 
-def test_resize():
-    world = World(n_slots=30, prompt=56)
-    for n_slots in (30, 12, 40, 0, 5):
-        world.hierarchy.resize(n_slots)
-        world.check()
-        assert world.hierarchy.table.n_slots == n_slots and len(world.arena.arena) == n_slots
-        world.steps(9, cut=56)
-        assert len(world.resident()) <= n_slots
-    assert world.hierarchy.stats.n_demoted >= 18
-    with pytest.raises(ConfigError, match="-1 slots"):
-        world.hierarchy.resize(-1)
-    world.step()
-
-
-def test_shrinking_waits_for_copies():
-    world = World(n_slots=12, delay=1.0, prompt=56)
-    world.steps(4)
-    assert world.hierarchy.migrator.n_moving == 12
-    world.hierarchy.resize(3)
-    assert world.hierarchy.table.n_slots == 12 and len(world.arena.arena) == 12
-    world.step()
-    world.arena.delay = 0.0
-    world.step()
-    assert world.hierarchy.table.n_slots == 3 and len(world.arena.arena) == 3
-    world.step()
-    assert len(world.resident()) <= 3
-
-
 def test_an_arena_that_cannot_grow():
     world = World(n_slots=6)
 
@@ -138,30 +109,6 @@ def test_a_copied_stream_begins_with_what_its_source_knows():
     step([0] * 8, [3, 15, 11, -1, 3, 7, -1, -1], [1, 4, 5, 6, 7], (1, 0))
     assert (priority.ravel() > 0).tolist() == [True, False, True, False, True, True, False, False]
     assert hierarchy.pins.tolist() == [True, False, True, False, True, False, False, False]
-
-
-def test_a_context_that_was_in_use_before():
-    """The first step that is seen does not report all pages as changed."""
-    world = World(n_slots=20)
-    world.n_tokens = 50
-    world.steps(8)
-    assert world.hierarchy.tiers()[State.FREE] == 6 and len(world.resident()) == 20
-
-
-def test_a_page_keeps_its_score_when_it_is_full():
-    world = World(policy="ema", hot=[2], prompt=9)
-    world.steps(3)
-    before = world.priority[0, 0, 2]
-    world.step()
-    assert where(world.hierarchy.table, 0, 0, 2)[0] != State.FILLING
-    assert world.priority[0, 0, 2] > before > 0
-
-
-@pytest.mark.parametrize("wrong, said", [({"plan_every": 0}, "plan_every"), ({"page_bytes": 0}, "page_bytes"),
-                                         ({"policy": "best"}, "policy 'best'"), ({"prefetch": "all"}, "prefetch 'all'")])
-def test_mistakes(wrong, said):
-    with pytest.raises(ConfigError, match=said):
-        World(**wrong)
 
 
 def test_wrong_arrays():

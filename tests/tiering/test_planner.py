@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.tiers import plan, promote, settled
 
 from edgekv.common.errors import ConfigError
-from edgekv.pages.residency import Reason, State
+from edgekv.pages.residency import Reason
 from edgekv.pages.shape import PageShape
 from edgekv.tiering.planner import MoveLimits
 
@@ -102,53 +100,3 @@ def test_many_swaps():
 def test_limits_are_checked(wrong):
     with pytest.raises(ConfigError, match="limits"):
         MoveLimits(**wrong)
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_promises(seed: int):
-    rng = np.random.default_rng(seed)
-    shape = PageShape(2, 3, 16, exists=rng.random((2, 3)) < 0.9)
-    table = settled(shape, int(rng.integers(0, 60)), int(rng.integers(0, 17)))
-    for kind in ("resident", "moving"):
-        home = np.flatnonzero(table.residency.state == State.HOME)
-        ids, _ = table.reserve(rng.choice(home, rng.integers(0, len(home) + 1), replace=False), Reason.HOT)
-        if kind == "resident":
-            table.commit(ids)
-    scores = (rng.random(shape.axes) * (rng.random(shape.axes) < 0.7)).astype(np.float32)
-    pinned = rng.random(16) < 0.2 if rng.random() < 0.5 else rng.random(shape.axes) < 0.1
-    wanted = rng.choice(96, rng.integers(0, 20), replace=False)
-    limits = MoveLimits(max_moves=int(rng.integers(0, 40)), max_wanted=int(rng.integers(0, 10)))
-    residency = table.residency
-    result = plan(scores, pinned, wanted, residency, limits)
-    state, flat = residency.state.reshape(-1), scores.reshape(-1)
-    is_pinned = np.broadcast_to(pinned, shape.axes).reshape(-1)
-
-    assert (state[result.promote] == State.HOME).all() and len(set(result.promote.tolist())) == len(result.promote)
-    assert (state[result.demote] == State.RESIDENT).all() and len(set(result.demote.tolist())) == len(result.demote)
-    assert not is_pinned[result.demote].any(), "pinned pages are never demoted"
-    assert len(result.promote) <= limits.max_moves and len(result.promote) == len(result.promote_reasons)
-    assert len(result.demote) == max(0, len(result.promote) - residency.n_free), "all fit, nothing leaves for nothing"
-    kinds = result.promote_reasons
-    assert (np.diff(kinds[kinds != Reason.HOT]) >= 0).all() and (kinds == Reason.WANTED).sum() <= limits.max_wanted
-    if residency.n_slots and len(result.promote) < limits.max_moves:
-        missing = is_pinned & (state == State.HOME)
-        missing[result.promote] = False
-        assert missing.sum() == result.n_unplaced
-
-    # the third class takes pages one after the other, the best against the coldest
-    n_before = int((kinds != Reason.HOT).sum())
-    hot = sorted((i for i in np.flatnonzero((state == State.HOME) & (flat > 0)) if i not in result.promote[:n_before]),
-                 key=lambda i: (-flat[i], i))
-    cold = sorted((i for i in np.flatnonzero((state == State.RESIDENT) & ~is_pinned)), key=lambda i: (flat[i], i))
-    n_free, expected = residency.n_free - n_before, []
-    cold = cold[max(0, -n_free) :]
-    for i in hot[: limits.max_moves - n_before] if residency.n_slots else []:
-        if n_free > 0:
-            n_free -= 1
-        elif cold and flat[i] > flat[cold[0]] * np.float32(limits.margin) + np.float32(limits.gain):
-            cold.pop(0)
-        else:
-            break
-        expected.append(int(i))
-    assert result.promote[n_before:].tolist() == expected

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.tiers import promote, settled, where
 
 from edgekv.common.errors import TierError
@@ -12,7 +10,6 @@ from edgekv.pages.shape import PageShape
 from edgekv.tiering.table import PageTable
 
 SHAPE = PageShape(2, 2, 8)
-NONE = np.zeros(0, bool)
 
 
 def states(table: PageTable, row: int, head: int) -> list[str]:
@@ -152,42 +149,3 @@ def test_pins_of():
     each = np.zeros(SHAPE.axes, bool)
     each[0, 1, 3] = True
     assert pins_of(each, ids, 8).tolist() == [False, True, False]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(0, 12))
-def test_invariants_hold(seed: int, n_slots: int):
-    """The invariants hold under any events in any order."""
-    rng = np.random.default_rng(seed)
-    shape = PageShape(2, 2, 8, exists=np.array([[True, True], [True, rng.random() < 0.5]]))
-    table = PageTable(shape, n_slots)
-    scores = rng.random(shape.axes, np.float32)
-    for _ in range(40):
-        state = table.residency.state.reshape(-1)
-
-        def some(kind: State) -> np.ndarray:
-            ids = np.flatnonzero(state == kind)
-            return rng.choice(ids, rng.integers(0, len(ids) + 1), replace=False)
-
-        event = rng.choice(["change", "change", "reserve", "reserve", "commit", "cancel", "release", "resize"])
-        if event == "change":
-            pages = np.flatnonzero(rng.random(8) < rng.choice([0.1, 0.6]))
-            table.change(pages, rng.random(len(pages)) < 0.3)
-        elif event == "reserve":
-            ids = some(State.HOME)
-            got, slots = table.reserve(ids, Reason.HOT)
-            assert got.tolist() == ids[: len(got)].tolist() and len(set(slots.tolist())) == len(got)
-        elif event == "commit":
-            table.commit(some(State.MOVING))
-        elif event == "cancel":
-            table.cancel(some(State.MOVING))
-        elif event == "release":
-            table.release(some(State.RESIDENT))
-        else:
-            n = int(rng.integers(0, 13))
-            demoted, done = table.resize(n, scores, rng.random(8) < 0.3)
-            assert done == (table.n_slots == n) and (table.states(demoted) == State.HOME).all()
-        table.check()
-    table.cancel(np.flatnonzero(table.residency.state == State.MOVING))
-    assert table.resize(0, scores)[1] and table.n_slots == 0
-    table.check()

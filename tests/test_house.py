@@ -55,7 +55,7 @@ BUDGETS = {
     "tests/lab": 2_320,
     "tests/models": 719,
     "tests/native": 1_510,
-    "tests/planning": 1_586,
+    "tests/planning": 1_961,
     "tests/planted": 604,
     "tests/policies": 704,
     "tests/prefix_cache": 3_590,
@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/server": 9_435,
     "tests/support": 3_828,
     "tests/templates": 153,
-    "tests/tiering": 1_384,
+    "tests/tiering": 1_022,
     "tests/upstream": 288,
 }
 """Folder: its lines, but for those of folders in it that are named too. A folder that no name covers counts to the one around it."""

@@ -12,14 +12,7 @@ from edgekv.config import KvOptions
 from edgekv.models import Geometry, geometry
 from edgekv.models.geometry import open_model
 from edgekv.planning import workspace
-from edgekv.planning.device_fit import (
-    DeviceRoom,
-    check_device,
-    choose_device_context,
-    compute_bytes,
-    device_plan,
-    margin_bytes,
-)
+from edgekv.planning.device_fit import DeviceRoom, check_device, choose_device_context, device_plan, margin_bytes
 from edgekv.planning.fit import kv_bytes, largest_context, sparse_layers
 
 EXACT = KvOptions(mode=KvMode.EXACT)
@@ -82,25 +75,6 @@ def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head
         assert tables - pins <= memory.table_bytes + memory.observation_bytes < tables - pins + 64 and tables < expected.tables
 
 
-@pytest.mark.parametrize("sketch", list(SketchKind))
-@pytest.mark.parametrize(("n_sequences", "shape"), [(1, {"head_dim": 64}), (1, {"head_dim": 128, "n_head": 6}), (3, {"head_dim": 64}),
-                                                   (1, {"head_dim": 72, "n_head": 18})])
-def test_the_work_space_is_that_of_the_longest_step(synthetic, sketch, n_sequences, shape):
-    """Each sequence decodes sixteen tokens at once, at the end of its context."""
-    path, n_ctx = synthetic("llama", n_ctx_train=4096, **shape), 2048
-    options = KvOptions(mode=KvMode.SPARSE, exact_tokens=0, sketch=sketch)
-    expected = kv_bytes(geometry(path), n_ctx, options, n_sequences).workspace
-    with attached(path, options, n_ctx=n_ctx * n_sequences, n_seq=n_sequences, unified=False, n_threads=1) as (context, runtime):
-        for sequence in range(n_sequences):
-            for first in range(0, n_ctx - 16, 508):
-                context.decode([300] * 508, range(first, first + 508), [sequence] * 508)
-        last = range(n_ctx - 16, n_ctx)
-        context.decode([300] * 16 * n_sequences, [*last] * n_sequences, [s for s in range(n_sequences) for _ in last])
-        assert runtime.selection().n_selections == 16 * n_sequences * 2 * 2
-        workspace = runtime.memory().workspace_bytes
-    assert expected <= workspace <= 1.1 * expected + 512 * 1024
-
-
 # ---- on a device ------------------------------------------------------------------------------------------------------------------
 
 GIB = 1 << 30
@@ -111,31 +85,6 @@ CARD = DeviceRoom("GeForce RTX 4070", 12 * GIB, 12 * GIB - 300 * MIB)
 def large(header_file) -> Geometry:
     """Llama 3 8B with weights of 4 bits, as far as its size goes."""
     return replace(open_model(header_file("llama-3-8b"), whole=False).geometry, n_ctx_train=131_072, tensor_bytes=4_517_000_000)
-
-
-def test_device_formulas(large):
-    """By hand, for 32,768 tokens: 2,048 pages of each of 256 KV heads, and 512 groups of 64 cells."""
-    plan = device_plan(large, 32768, SPARSE.with_(kv_vram=2 * GIB), CARD)
-    assert plan.home == 32768 * 131072 and plan.slot_bytes == 16 * 2 * 128 * 2
-    assert plan.sketches == kv_bytes(large, 32768, SPARSE).sketches
-    # slot, priority, mass (two numbers) of a page and head; newest of a page; position of a cell; open and pinned of a group; a head's resolution
-    assert plan.tables == 256 * 2048 * (4 + 4 + 8) + 2048 * 4 + 32768 * 4 + 512 * (4 + 8) + 256 * 4
-    # 6 tokens at a time: rows, weights and copies by KV head, shares and logits by query head, tops and sums of groups, 8 partial results, sums of merges
-    selected = 6 * (32768 * (8 * (4 + 4 + 4) + 32 * (2 + 4)) + 512 * 32 * (4 + 4)) + 6 * 32 * 8 * (8 + 128 * 4) + 8 * 6 * 16
-    # words of sampling (and one of its launch), lengths of the lists; sights of 64 tokens; sums and homes of layers and heads, tickets, stale groups, fresh
-    # and brought pages, updates
-    small = 48 * 8 * (32 + 2 * 4 + 1) + 128 + 256 + 64 * 512 * 16 + 256 * (40 + 48) + 32 * 96
-    small += 256 + 256 + 512 * 16 + 2048 + 8 * 32768 // 8 + 2 * 16384 * 8
-    assert plan.scratch == selected + small
-    assert (plan.n_staged, plan.staging, plan.ring) == (2, 2 * 32768 * 4 * 512, 0), "two pieces of four heads"
-    assert plan.arena == (2 * GIB - plan.fixed) // 8192 * 8192 and plan.ring == 0 and plan.hot_tokens == plan.arena // (8192 * 256) * 16
-    assert plan.n_ubatch == 2048 and plan.compute == compute_bytes(large, 32768, 2048, 16, SPARSE) == 2048 * (2 * 32768 + 48 * 4096) + 16 * 4 * 128_256
-    assert plan.room == CARD.free - large.tensor_bytes - plan.compute
-    small = device_plan(large, 32768, SPARSE.with_(kv_vram=448 * MIB), CARD)
-    assert (small.n_staged, small.staging) == (1, 32768 * 4 * 512), "a small budget stages one piece at a time"
-    two = device_plan(large, 16384, SPARSE.with_(kv_vram=2 * GIB), CARD, n_sequences=2)
-    assert (two.home, two.staging, two.sketches, two.tables) == (plan.home, plan.staging, plan.sketches, plan.tables)
-    assert two.scratch < plan.scratch, "a list has the cells of one sequence"
 
 
 def test_scratch_serves_fewer_tokens_at_a_time_in_a_long_context(large):

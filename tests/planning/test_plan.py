@@ -143,23 +143,6 @@ def test_a_compressed_cache(synthetic):
     assert [layer.reason for layer in layers(odd.geometry)] == ["no kernel for this head size: K has 128 numbers and V 96"] * 2
 
 
-def test_a_context_that_does_not_fit_names_one_that_does(header):
-    model = header("llama-3.2-1b", "q4_0")
-    plan = make_plan(request(model, n_ctx=131_072, available=3 * GB), RATES)
-    best = int(re.search(r"use --ctx (\d+) or less", plan.problem)[1])
-    assert 1024 < best < 131_072 and make_plan(request(model, n_ctx=best - 4096, available=3 * GB), RATES).problem is None
-
-
-def test_the_prefix_store_and_slots_count(header):
-    model = header("llama-3.2-1b")
-    one = make_plan(request(model, n_ctx=8192), None)
-    more = make_plan(request(model, n_ctx=8192, n_slots=4, store_bytes=1 << 30), None)
-    parts = {part.name: part.bytes for part in more.parts}
-    assert parts["prefix store"] == 1 << 30 and parts["KV home"] == 4 * next(p.bytes for p in one.parts if p.name == "KV home")
-    assert parts["prefixes in flight"] == 2 * 256 * 32_768, "two blocks, which are streamed"
-    assert "--parallel" in more.flags and not more.speeds
-
-
 def test_on_a_gpu_the_limit_is_memory(header):
     """K and V of stock must fit beside the weights; EdgeKV's pages lie in host memory."""
     model = header("llama-3-8b", "q4_0")

@@ -3,16 +3,11 @@ EDGEKV_PLAN_SPEED names numbers of threads."""
 
 import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from edgekv import _native
 from edgekv.bench.environment import environment
 from edgekv.bench.meter import Meter
 from edgekv.bench.request import BenchRequest
@@ -25,7 +20,6 @@ from edgekv.measure.weights import host_rates
 from edgekv.models.geometry import open_model
 from edgekv.models.model_writer import write_model
 from edgekv.models.shapes import SHAPES
-from edgekv.planning.host import HostRates, KeptRates, kept_for
 from edgekv.planning.roofline import HostRoofline
 
 THREADS = [int(n) for n in os.environ.get("EDGEKV_PLAN_SPEED", "").split(",") if n]
@@ -38,39 +32,6 @@ NEAR = 0.2
 @pytest.fixture(scope="session")
 def qwen(tmp_path_factory) -> Path:
     return write_model(replace(SHAPES["qwen3-0.6b"], n_layer=8), tmp_path_factory.mktemp("qwen") / "qwen3-0.6b-8.gguf", "q4_0")
-
-
-@contextmanager
-def spinning(n: int) -> Iterator[None]:
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-@pytest.mark.skipif(not THREADS, reason="EDGEKV_PLAN_SPEED is not set to numbers of threads, as in 1,2")
-@pytest.mark.parametrize("n_threads", THREADS)
-def test_a_busy_machine(default_model, n_threads, tmp_path, monkeypatch):
-    """A plan made beside two processes that spin is within a factor of two. Nothing of it is kept, and the next plan without them is
-    right."""
-    monkeypatch.setattr("platformdirs.user_cache_dir", lambda app: str(tmp_path / app))
-    model, kv = open_model(default_model), KvOptions(mode=KvMode.SPARSE)
-
-    def plan() -> tuple[HostRates, dict[tuple, float]]:
-        rates = host_rates(model, kv, n_threads)
-        line = HostRoofline(model, kv, rates)
-        return rates, {(mode, depth, of.__name__): of(mode, depth) for mode in MODES for depth in DEPTHS for of in (line.decode_seconds, line.prompt_seconds)}
-
-    with spinning(2):
-        busy, beside = plan()
-    assert busy.busy > 0.5 and kept_for(model, kv, KeptRates(n_threads, _native.isa())) is None
-    quiet, alone = plan()
-    assert quiet.busy == 0 and kept_for(model, kv, KeptRates(n_threads, _native.isa())) == quiet
-    far = {key: round(beside[key] / alone[key], 2) for key in alone if not 0.5 <= beside[key] / alone[key] <= 2}
-    assert not far
 
 
 @pytest.mark.skipif(not THREADS, reason="EDGEKV_PLAN_SPEED is not set to numbers of threads, as in 1,2")

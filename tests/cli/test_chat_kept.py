@@ -145,19 +145,6 @@ def test_a_full_disk_changes_nothing(kept, monkeypatch):
     assert len(json.loads(kept.path("one").read_text())) == 4
 
 
-def test_a_folder_that_cannot_be_made(kept):
-    kept.folder.parent.parent.mkdir(exist_ok=True)
-    kept.folder.parent.write_text("not a folder")
-    with pytest.raises(EdgeKVError, match="cannot be made: "):
-        keep(kept, "one", "x")
-
-
-def test_nothing_is_kept_that_shall_not(kept):
-    keeper = Keeper(said("one", "x"), kept, rows := Rows(), keeping=False)
-    keeper.keep()
-    assert not kept.folder.exists() and keeper.name is None and not rows.said
-
-
 def test_k_and_v_are_kept_under_the_conversation_and_go_with_it(kept):
     first = Rows()
     keeper = Keeper(said("one", "x"), kept, first)

@@ -12,7 +12,7 @@ from support.paper import DONE, PaperServer, say, says
 from edgekv.cli.chat.client import AnswerPiece, ChatClient, Usage
 from edgekv.cli.chat.endpoint import RemoteServer, base_url
 from edgekv.cli.chat.kv_status import KvStatus
-from edgekv.cli.chat.render import Renderer, overflow_advice
+from edgekv.cli.chat.render import Renderer
 from edgekv.cli.chat.session import ChatAnswer, Conversation
 from edgekv.common.errors import EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, ContextOverflow, EdgeKVError, ModelError
 from edgekv.server.warming import Warmer
@@ -159,11 +159,6 @@ def test_refusals_of_others(opened, error, kind, sentence):
     endpoint.script = [(400, json.dumps({"error": error}).encode())]
     with pytest.raises(kind, match=sentence):
         ask(connect(endpoint))
-
-
-def test_a_longer_context_is_not_for_this_side_to_choose():
-    advice = overflow_advice(ContextOverflow("too long", 3000, 2048), None, in_session=True)
-    assert advice == "too long: shorten the message (it is kept), /undo or /clear"
 
 
 @pytest.mark.parametrize(("details", "usage", "shown"), [

@@ -1,6 +1,5 @@
 """The chat's side of a conversation, against a server made of paper."""
 
-import os
 
 import pytest
 from support.paper import DONE, TIMINGS, interrupt_at, refuse, roles, say, text
@@ -96,22 +95,6 @@ def test_save_and_load(paper, conversation, tmp_path):
         conversation.save(tmp_path / "notes.txt")
     with pytest.raises(EdgeKVError, match="cannot be written: No such file"):
         conversation.save(tmp_path / "no" / "talk.json")
-
-
-def test_save_on_a_full_disk(paper, conversation, tmp_path, monkeypatch):
-    paper.script = [[text("x")]]
-    say(conversation, "hi")
-    path = tmp_path / "talk.json"
-    conversation.save(path)
-    before = path.read_bytes()
-
-    def full(fd: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(EdgeKVError, match="No space left on device; nothing was saved"):
-        conversation.save(path)
-    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["talk.json"]
 
 
 @pytest.mark.parametrize(("content", "sentence"), [

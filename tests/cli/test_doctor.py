@@ -18,13 +18,8 @@ from edgekv._native.weight_types import WEIGHT_TYPES, _library, layouts
 from edgekv.cli.doctor import doctor
 from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import EXIT_LIBRARY, ModelError, NativeError
-from edgekv.common.machine import CPUINFO, cpu_family
+from edgekv.common.machine import cpu_family
 from edgekv.planning import devices
-
-
-def flags() -> set[str]:
-    """The processor's features, as Linux names them."""
-    return set(re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.M)[1].split()) if CPUINFO.exists() else set()
 
 
 def run(*arguments: str):
@@ -64,17 +59,6 @@ def test_weights_are_named_as_llama_cpp_lays_them_out(default_model):
     assert laid_out == {chosen} - {None}
     assert weights["Q4_1"] == ("EDGEKV" if weight_types.multiplied_by_us("Q4_1", chosen) else chosen)
     assert set(weights) == set(WEIGHT_TYPES) - {"F16", "BF16"}
-
-
-@pytest.mark.skipif("avx2" not in flags(), reason="what other processors have is not known here")
-def test_weights_follow_the_processor():
-    """Both layouts follow llama.cpp's code for x86-64."""
-    weights = layouts()
-    amx = {"amx_int8", "avx512_vnni"} <= flags() and "AMX_INT8 = 1" in _native.info()["system"]
-    assert {name for name, layout in weights.items() if layout == "AMX"} == (
-        {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"} if amx else set())
-    interleaved = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4", *(["Q2_K"] if "avx512f" in flags() else [])}
-    assert {name for name, layout in weights.items() if layout == "CPU_REPACK"} == interleaved - ({"Q4_0", "Q4_K"} if amx else set())
 
 
 def test_weight_types_are_ggmls():
@@ -140,19 +124,6 @@ def test_llama_cpp_speaks_in_the_log(synthetic):
     done = python(load.format("logging.basicConfig(level='WARNING', format='%(levelname)s %(name)s %(message)s', stream=sys.stdout)", False))
     assert "WARNING edgekv.llama.cpp llama_kv_cache_iswa: using full-size SWA cache" in done.stdout and done.stderr == ""
     assert "using full-size SWA cache" in python(load.format("0", True)).stderr, "verbose is for those who want to see it"
-
-
-def test_equal_layers_are_one_row(synthetic):
-    text = run(str(synthetic(n_layer=5))).stdout
-    assert [line.split()[:3] for line in text.splitlines() if line.startswith("0-4")] == [["0-4", "EdgeKV", "4/2"]]
-
-
-@pytest.mark.parametrize("kind", ["lfm2", "mamba"])
-def test_recurrent_layers_are_explained(synthetic, kind):
-    report = json.loads(run(str(synthetic(kind)), "-o", "json").stdout)["model"]
-    assert report["layers_error"] is None
-    hooked = [layer["il"] for layer in report["layers"] if layer["hooked"]]
-    assert hooked == {"lfm2": [1, 3], "mamba": []}[kind]
 
 
 def test_bad_model(tmp_path):
@@ -231,12 +202,6 @@ def test_a_gpu_that_cannot_be_used(machine):
     text = run().stdout
     assert "not used: this build has no code for sm_75" in text and "CANNOT BE USED: this build has no code for sm_75" in text
     assert "GB/s" not in text and machine.n_measured == 0
-
-
-def test_a_gpu_without_cupy(machine, monkeypatch):
-    monkeypatch.setattr(devices, "cupy_version", lambda: None)
-    text = run().stdout
-    assert 'not used: CuPy is not installed; pip install "edgekv[cuda13]"' in text and "cupy            not installed" in text
 
 
 def test_rates_that_cannot_be_measured(machine):

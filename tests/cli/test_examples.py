@@ -4,7 +4,7 @@ import click
 import pytest
 from support.command_lines import calls, commands, parse
 
-from edgekv.cli.common.examples import examples, examples_of
+from edgekv.cli.common.examples import examples_of
 from edgekv.common.errors import ConfigError
 
 COMMANDS = dict(commands())
@@ -51,8 +51,3 @@ def test_calls_are_found():
     assert calls('EDGEKV_KV=off edgekv chat "$(edgekv models path SmolLM2)" > answer') == [
         ["models", "path", "SmolLM2"], ["chat", "$(edgekv models path SmolLM2)"]]
     assert calls("edgekvx; echo edgekv") == []
-
-
-def test_examples_come_back():
-    assert examples_of(examples("edgekv a", "edgekv b  # why")) == ["edgekv a", "edgekv b  # why"]
-    assert examples_of(None) == examples_of("Something else.") == []

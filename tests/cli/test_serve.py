@@ -175,28 +175,15 @@ def test_serve(environment, edgekv, default_model, number, at_birth, tmp_path):
         server.wait()
 
 
-def test_serve_says_what_mode_sparse_has(environment, default_model):
-    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "1024", "--parallel", "2"],
-                              env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_SAMPLE_BUDGET": "16000"}, stderr=subprocess.PIPE,
-                              text=True)
+def test_serve_says_what_mode_sparse_has_and_what_types_cost_and_keeps_the_log_to_itself(environment, default_model, tmp_path):
+    variables = {**environment, "EDGEKV_KV": "sparse", "EDGEKV_SAMPLE_BUDGET": "16000", "XDG_CACHE_HOME": str(tmp_path)}
+    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "1024", "--parallel", "2", "-ctk", "q8_0", "-ctv", "q8_0", "--log-file",
+                               str(tmp_path / "log"), "--", "--no-ui"], env=variables, stderr=subprocess.PIPE, text=True)
     try:
-        said = list(islice(server.stderr, 2))
-        assert said[0].endswith(": 1,024 tokens of context for each of 2 slots\n") and said[1] == "  KV      sparse: sample budget 16,000, no arena\n"
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=60) == EXIT_OK
-    finally:
-        server.kill()
-        server.wait()
-
-
-def test_serve_says_what_types_cost_and_keeps_the_log_to_itself(environment, default_model, tmp_path):
-    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "512", "-ctk", "q8_0", "-ctv", "q8_0", "--log-file", str(tmp_path / "log"),
-                               "--", "--no-ui"], env={**environment, "XDG_CACHE_HOME": str(tmp_path)}, stderr=subprocess.PIPE, text=True)
-    try:
-        said = list(islice(server.stderr, 4))
-        assert said[1] == "note: what a cache in q8_0/q8_0 costs this model is not measured; `edgekv lab quality --types` measures it once\n"
-        assert said[2].startswith("  KV ") and said[3].startswith("  API ")
-        assert list(islice(server.stderr, 2))[-1] == "Ctrl-C to stop\n"
+        context, types, *said, last = islice(server.stderr, 6)
+        assert context.endswith(": 1,024 tokens of context for each of 2 slots\n")
+        assert types == "note: what a cache in q8_0/q8_0 costs this model is not measured; `edgekv lab quality --types` measures it once\n"
+        assert said[0] == "  KV      sparse: sample budget 16,000, no arena\n" and said[1].startswith("  API ") and last == "Ctrl-C to stop\n"
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == EXIT_OK and server.stderr.read() == "stopping\n"
     finally:

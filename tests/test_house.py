@@ -49,7 +49,7 @@ BUDGETS = {
     "tests/agents": 0,
     "tests/architectures": 918,
     "tests/arrays": 412,
-    "tests/bench": 1_318,
+    "tests/bench": 1_260,
     "tests/cli": 3_637,
     "tests/config": 278,
     "tests/lab": 2_320,

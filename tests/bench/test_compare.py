@@ -170,8 +170,3 @@ def test_fail_below(tmp_path):
 def test_refuses(tmp_path, files, says):
     done = run(tmp_path, **files)
     assert isinstance(done.exception, ConfigError) and says in str(done.exception) and done.exception.exit_code == 2
-
-
-def test_no_such_file(tmp_path):
-    done = CliRunner().invoke(bench, ["compare", str(tmp_path / "no.json"), str(tmp_path / "no.json")])
-    assert isinstance(done.exception, ConfigError) and "no.json cannot be read: No such file" in str(done.exception)

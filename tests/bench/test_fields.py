@@ -5,13 +5,12 @@ import pytest
 from support.benches import measure
 
 from edgekv.bench.modes import MODES, find_mode
-from edgekv.bench.passes import LIMIT_TOKENS, Caches, Passes, opened, weights_alone
+from edgekv.bench.passes import LIMIT_TOKENS, Passes
 from edgekv.bench.tally import Tally, log_softmax
 from edgekv.bench.text import standard_text
 from edgekv.common.enums import CacheType, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.lab.questions import typed
-from edgekv.measure.contexts import beside, read
 from edgekv.measure.decoder import Decoder
 from edgekv.measure.filling import Fill
 from edgekv.runtime import measured_types
@@ -79,18 +78,6 @@ def test_a_limit_that_cannot_be_had_is_said(synthetic, monkeypatch):
     assert {row["note"] for row in rows} == {"limit is missing: does not fit: no room"}
     assert all(row["limit_ms"] is None is row["limit_ratio"] and row["ratio_vs_stock"] for row in rows)
     assert all(row["attention_fraction"] is None and row["avg_ts"] for row in prompts(synthetic(), depths=(0, 500)))
-
-
-def test_the_limit_does_not_know_the_depth(synthetic):
-    """`weights_alone` decodes each token behind the first: the logits are those of a context that has seen these two alone."""
-    with opened(synthetic(), Caches(), 512, 1) as decoder, beside(decoder, 256) as limit:
-        list(read(decoder, list(range(260, 350)) * 4, 1))
-        assert len(weights_alone(limit, [270, 280, 290])) == 2 and limit.position == 2 and decoder.position == 360
-        found = limit.logits()
-        decoder.rewind(0)
-        for token in (270, 290):
-            decoder.decode([token])
-        assert np.array_equal(found, decoder.logits())
 
 
 # ---- stock's kernels, threads, models -------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from edgekv.common.enums import KvMode, SketchKind
 from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
 from edgekv.config.assignments import split_modes
-from edgekv.measure.steps import rotated
 
 
 def test_modes_can_be_changed():
@@ -109,7 +108,3 @@ def test_texts_that_cannot_be_read(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="UTF-8"):
         read_text(tmp_path / "binary")
-
-
-def test_every_mode_gets_every_turn():
-    assert [rotated(("a", "b"), turn) for turn in range(3)] == [("a", "b"), ("b", "a"), ("a", "b")] and rotated((), 2) == ()

@@ -52,7 +52,7 @@ BUDGETS = {
     "tests/bench": 1_260,
     "tests/cli": 3_637,
     "tests/config": 278,
-    "tests/lab": 2_320,
+    "tests/lab": 2_227,
     "tests/models": 719,
     "tests/native": 1_510,
     "tests/planning": 1_479,

@@ -116,11 +116,6 @@ def test_command_table(synthetic):
     assert "attention of the last 2 tokens" in result.stderr
 
 
-def test_command_one_token_has_no_map(synthetic):
-    result = CliRunner().invoke(command, [str(synthetic()), "-p", PROMPT, "-n", "1", "-t", "1"])
-    assert result.exit_code == 0 and "roles need two" in result.stdout and "head 0" not in result.stdout
-
-
 def test_command_trace(tmp_path):
     path = tmp_path / "random.npz"
     random_trace().write(path)

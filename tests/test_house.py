@@ -50,7 +50,7 @@ BUDGETS = {
     "tests/architectures": 918,
     "tests/arrays": 412,
     "tests/bench": 1_260,
-    "tests/cli": 3_637,
+    "tests/cli": 3_658,
     "tests/config": 278,
     "tests/lab": 2_227,
     "tests/models": 719,
@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/server": 9_435,
     "tests/support": 3_828,
     "tests/templates": 153,
-    "tests/tiering": 1_022,
+    "tests/tiering": 1_020,
     "tests/upstream": 288,
 }
 """Folder: its lines, but for those of folders in it that are named too. A folder that no name covers counts to the one around it."""

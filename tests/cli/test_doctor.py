@@ -204,6 +204,12 @@ def test_a_gpu_that_cannot_be_used(machine):
     assert "GB/s" not in text and machine.n_measured == 0
 
 
+def test_a_gpu_without_cupy(machine, monkeypatch):
+    monkeypatch.setattr(devices, "cupy_version", lambda: None)
+    text = run().stdout
+    assert 'not used: CuPy is not installed; pip install "edgekv[cuda13]"' in text and "cupy            not installed" in text
+
+
 def test_rates_that_cannot_be_measured(machine):
     machine.rates = None
     result = run()

@@ -75,6 +75,21 @@ def test_the_same_arguments_give_the_same_bytes(tmp_path):
     assert first.read_bytes() == again.read_bytes() != other.read_bytes()
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
+def test_llama_cpp_decodes_it(tmp_path, architecture, weight_type):
+    shape = replace(TINY, architecture=architecture, tied=architecture == "qwen3")
+    llama = Llama(str(write_model(shape, tmp_path / "model.gguf", weight_type)), n_ctx=256, n_threads=1, verbose=False, logits_all=True)
+    try:
+        tokens = llama.tokenize(b"The quick brown fox jumps over the lazy dog.")
+        llama.eval(tokens)
+        logits = llama.scores[: len(tokens)]
+        assert len(tokens) == 45 and np.isfinite(logits).all() and 2 < logits[:, 259:].std() < 6
+        assert (logits.argmax(axis=1) == tokens).mean() < 0.5, "it does not only repeat its input"
+    finally:
+        llama.close()
+
+
 @pytest.mark.parametrize("name", ["gemma-3-4b", "gemma-4-26b-a4b", "gpt-oss-20b", "qwen3-30b-a3b", "qwen3.6-27b", "qwen3.6-35b-a3b", "glm-4.7-flash"])
 def test_every_architecture_is_written_whole(tmp_path, name):
     real = SHAPES[name]

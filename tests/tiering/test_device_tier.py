@@ -1,7 +1,6 @@
 """The hierarchy on a device: copies on a side stream, answers that come later, capacity and pace. No GPU is needed."""
 
 import re
-import types
 
 import numpy as np
 import pytest
@@ -11,9 +10,8 @@ from support.tiers import CopyError, FakeDevice
 from support.world import World, act
 
 from edgekv.arrays.ops import Ops
-from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.enums import KvMode
 from edgekv.common.errors import CudaUnavailable, TierError
-from edgekv.config import KvOptions
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES

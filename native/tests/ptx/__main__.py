@@ -5,7 +5,8 @@
 
 SOURCE is a clone of the simulator, a folder or what else git clones; README.md names it. nvcc is found as by native/cuda/compile_check.py.
 
-Exit status: 0 all passed; 1 a check failed, or something was reported; 2 the arguments, or a tool that is missing; 5 there is no nvcc.
+Exit status: 0 all passed; 1 a check failed, something was reported, or a source does not compile; 2 the arguments,
+or a tool that is missing; 5 there is no nvcc.
 """
 
 import argparse

@@ -61,6 +61,20 @@ def test_pins():
         world.hierarchy.unpin(4, 3)
 
 
+def test_shrinking_waits_for_copies():
+    world = World(n_slots=12, delay=1.0, prompt=56)
+    world.steps(4)
+    assert world.hierarchy.migrator.n_moving == 12
+    world.hierarchy.resize(3)
+    assert world.hierarchy.table.n_slots == 12 and len(world.arena.arena) == 12
+    world.step()
+    world.arena.delay = 0.0
+    world.step()
+    assert world.hierarchy.table.n_slots == 3 and len(world.arena.arena) == 3
+    world.step()
+    assert len(world.resident()) <= 3
+
+
 def test_an_arena_that_cannot_grow():
     world = World(n_slots=6)
 
@@ -109,6 +123,14 @@ def test_a_copied_stream_begins_with_what_its_source_knows():
     step([0] * 8, [3, 15, 11, -1, 3, 7, -1, -1], [1, 4, 5, 6, 7], (1, 0))
     assert (priority.ravel() > 0).tolist() == [True, False, True, False, True, True, False, False]
     assert hierarchy.pins.tolist() == [True, False, True, False, True, False, False, False]
+
+
+def test_a_context_that_was_in_use_before():
+    """The first step that is seen does not report all pages as changed."""
+    world = World(n_slots=20)
+    world.n_tokens = 50
+    world.steps(8)
+    assert world.hierarchy.tiers()[State.FREE] == 6 and len(world.resident()) == 20
 
 
 def test_wrong_arrays():

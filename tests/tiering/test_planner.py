@@ -1,4 +1,4 @@
-"""The planner: tables with exact ids, and its promises on random inputs."""
+"""The planner: tables with exact ids."""
 
 import numpy as np
 import pytest
@@ -34,6 +34,7 @@ TABLE = {
     "past the end is nothing": ([], 2, {7: 0.9, 1: 0.1}, None, [7], {}, [1], [HOT], []),
     "beaten by the margin": ([0, 1], 2, {0: 0.1, 1: 0.4, 9: 0.2}, None, [], {}, [9], [HOT], [0]),
     "not beaten by the margin": ([0, 1], 2, {0: 0.2, 1: 0.4, 9: 0.24}, None, [], {}, [], [], []),
+    "the second not beaten by the margin": ([0, 1], 2, {0: 0.1, 1: 0.4, 9: 0.6, 10: 0.45}, None, [], {}, [9], [HOT], [0]),
     "beaten by too little": ([0], 1, {9: 0.0005}, None, [], {"gain": 1e-3}, [], [], []),
     "pairs of the i-th": ([0, 1, 2], 3, {0: 0.3, 1: 0.1, 2: 0.2, 9: 0.5, 10: 0.4, 11: 0.3}, None, [], {}, [9, 10], [HOT] * 2,
                           [1, 2]),
@@ -47,6 +48,7 @@ TABLE = {
     "wanted over a clearly colder": ([0, 1], 2, {0: 0.01, 1: 0.9}, None, [17, 5], {}, [17], [WANTED], [0]),
     "wanted over nothing else": ([0, 1], 2, {0: 0.3, 1: 0.9}, None, [17], {}, [], [], []),
     "wanted is bounded": ([], 4, {}, None, [17, 5, 1], {"max_wanted": 1}, [17], [WANTED], []),
+    "wanted and hot moves once": ([], 3, {17: 0.5, 9: 0.4}, None, [17], {}, [17, 9], [WANTED, HOT], []),
     "wanted twice named counts once": ([1], 6, {}, pages(5), [5, 1, 3], {}, [5, 13, 21, 29, 3], [PINNED] * 4 + [WANTED], []),
     "in order of urgency": ([0], 6, {0: 0.1, 9: 0.5, 10: 0.3, 11: 0.15}, pages(5), [17], {}, [5, 13, 21, 29, 17, 9],
                             [PINNED] * 4 + [WANTED, HOT], [0]),

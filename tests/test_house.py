@@ -52,7 +52,7 @@ BUDGETS = {
     "tests/bench": 1_260,
     "tests/cli": 3_658,
     "tests/config": 278,
-    "tests/lab": 2_227,
+    "tests/lab": 2_295,
     "tests/models": 719,
     "tests/native": 1_510,
     "tests/planning": 1_479,
@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/server": 9_435,
     "tests/support": 3_828,
     "tests/templates": 153,
-    "tests/tiering": 1_020,
+    "tests/tiering": 1_227,
     "tests/upstream": 288,
 }
 """Folder: its lines, but for those of folders in it that are named too. A folder that no name covers counts to the one around it."""

@@ -194,6 +194,28 @@ def test_the_prompt_is_not_observed():
     assert others[0].page_positions.tolist()[17:20] == [287, 295, -1]
 
 
+@pytest.mark.parametrize("prefetch", ["rope", "previous", "random"])
+@pytest.mark.parametrize("observe", ["sampled", "honest"])
+def test_prefetch(prefetch, observe):
+    trace = random_trace(depth=400)
+    scenario = Scenario(budget=0.2, observe=observe, prefetch=prefetch, prefetch_pages=1.4)
+    n = last = 0
+    for replay, step, measured in replayed(trace, scenario):
+        if replay.chosen is None:
+            continue
+        n += last  # what was brought after a step is there for the next
+        brought, end = replay.hot.brought, step.n_used_end
+        assert brought.sum() <= 7 and not brought[:, :, end - 1 :].any() and not brought[2, 1].any()
+        assert not brought[:, :, :end][replay.chosen].any(), "what is chosen is hot already"
+        last = int(brought.sum())
+    plain, more = simulate(trace, scenario.with_(prefetch="none")).row(), simulate(trace, scenario).row()
+    assert plain["prefetched"] == 0 and more["hot"] > plain["hot"]
+    assert more["prefetched"] * 5 * trace.header.n_steps == pytest.approx(n)
+    # who sees only what it chose has seen mass on hot pages only, after the last step of the warm-up
+    assert n > 20 if prefetch != "previous" or observe == "sampled" else n <= 7
+    assert more["hit_rate"] > plain["hit_rate"] and more["hit_rate_mass"] > plain["hit_rate_mass"]
+
+
 @pytest.mark.parametrize(("changes", "match"), [
     ({"budget": 0.0}, "the budget is 0.0"), ({"budget": 1.5}, "the budget"), ({"split": "none"}, "no budget split 'none'"),
     ({"observe": "partly"}, "no observation mode 'partly'; choose one of: sampled, honest, full"),

@@ -68,7 +68,7 @@ def test_conversations_at_once_each_keep_their_own_tokens(long_ones, more):
             assert [slot["n_positions"] for slot in by_slot(server)] == [len(tokens) - 2 for tokens in said]
             for stream, tokens in enumerate(said):
                 found = held(run, stream)
-                assert KEEP / 2 < len(found) < len(tokens) - 2
+                assert EVICT["recent_tokens"] <= len(found) < len(tokens) - 2, "the newest stay in all heads"
                 if "positions" in more:  # gaps are closed
                     left = iter(tokens)
                     assert all(token in left for token in found.values()), "in their order"

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import openai
 import pytest
 from support import vision
+from support.clients import until
 from support.contexts import Context
 
 from edgekv.common.enums import KvMode
@@ -141,10 +142,11 @@ def test_signals_are_pythons_at_every_moment(tiny, interruptible):
     thread = threading.Thread(target=bombard)
     try:
         thread.start()
+        until(lambda: got)
         with Server(options(tiny)) as server:
             n_ready = len(got)
-            time.sleep(0.1)
-            assert server.alive and server.get("/health") and len(got) > n_ready > 5
+            until(lambda: len(got) > n_ready)
+            assert server.alive and server.get("/health")
     finally:
         stop.set()
         thread.join()

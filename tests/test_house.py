@@ -62,7 +62,7 @@ BUDGETS = {
     "tests/proof": 208,
     "tests/runtime": 6_989,
     "tests/server": 9_437,
-    "tests/support": 3_828,
+    "tests/support": 3_827,
     "tests/templates": 153,
     "tests/tiering": 1_227,
     "tests/upstream": 288,

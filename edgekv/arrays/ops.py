@@ -48,7 +48,7 @@ class Ops:
         pass
 
     def need_xp(self, what: str) -> None:
-        """For what uses functions of `xp`, and operators of arrays, when it is made: `what` names it. Raises CudaUnavailable where they do not work."""
+        """Whoever uses functions of `xp` or operators of arrays calls this first. `what`: its name. Raises CudaUnavailable where they do not work."""
 
     def side_stream(self) -> Stream:
         """A second stream, for copies."""

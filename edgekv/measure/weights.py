@@ -49,7 +49,7 @@ WHAT = "measuring this machine once"
 
 _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
 _PROMPT_BYTES = 8 * MIB  # PROMPT_TOKENS compute for so long on what they read that caches do not matter
-_PROMPT_S = 1.0  # of a prompt whose tokens take as long as one by itself, as without fast kernels: of such types fewer tokens say the same
+_PROMPT_S = 1.0  # without fast kernels a prompt's token takes as long as one by itself: so many seconds of such tokens are enough
 _FEW_LAYERS, _MOST_LAYERS = 2, 128  # llama.cpp refuses many more, and a model of such small matrices lies in a cache itself
 _TINY = MatrixShape(32, 32)
 _FLOOR = 1e-3  # of what was measured, where noise makes a difference zero or negative

@@ -20,7 +20,7 @@ BATCH_TOKENS = 512
 once."""
 
 LEAST_TOKENS = 2048
-"""A context that is halved has as many: where not even their K and V are pinned, the first one stays."""
+"""A halved context has at least as many. Where the system pins not even their K and V, the context stays as it was."""
 
 TEXT_BYTES, TOKEN_BYTES, MEDIA_BYTES = 8 << 20, 64, 100 << 20
 """Most bytes of a request: at least; for each token of a context, with room for JSON, tools and texts that are cut; with images or sound."""

@@ -13,9 +13,8 @@ import pytest
 
 from edgekv import _native
 from edgekv._native import core, instructions
+from edgekv.proof.run import ROUNDING
 
-ROUNDING = ("avx512bf16", "amx")
-"""Instruction sets whose kernels for prompts round operands to bf16."""
 SINGLE = tuple(isa for isa in core.isa_available() if isa not in ROUNDING)
 
 _TIMES = 4

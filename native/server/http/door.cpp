@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace edgekv_server {
 namespace {
@@ -74,6 +75,22 @@ void fail(told & res, const std::exception & e) {
     res.data   = error_body(error);
 }
 
+// A field that is null asks for nothing in any API, and not all who read the fields know that.
+void leave_out_nulls(json & body) {
+    if (!body.is_object()) {
+        return;
+    }
+    std::vector<std::string> nulls;
+    for (const auto & field : body.items()) {
+        if (field.value().is_null()) {
+            nulls.push_back(field.key());
+        }
+    }
+    for (const auto & name : nulls) {
+        body.erase(name);
+    }
+}
+
 // Tells the answer, or its error, as the request's API has it.
 void tell(told & res) {
     json body = json::parse_no_throw(res.data);
@@ -99,6 +116,7 @@ server_http_res_ptr answered(const server_http_req & request, const server_http_
     res->by  = dialect_of(*where);
     try {
         json body = json::parse(request.body);
+        leave_out_nulls(body);
         check_fields(body, *where);
         take_form(body, *where);
         res->by->take(body);

@@ -150,7 +150,7 @@ void check_meaning(const json & body, endpoint where) {
     if (where == endpoint::completions && json_value(body, "best_of", 1) > json_value(body, "n", 1)) {
         decline("the field 'best_of' is not supported above 'n'; ask for 'n' and choose");
     }
-    if (where == endpoint::chat && body.contains("edgekv_pinned") && !body.at("edgekv_pinned").is_null() && !fits(body.at("edgekv_pinned"), "a list of integers")) {
+    if (where == endpoint::chat && body.contains("edgekv_pinned") && !fits(body.at("edgekv_pinned"), "a list of integers")) {
         decline("the field 'edgekv_pinned' must list numbers of 'messages', from 0 on");
     }
     if (body.contains("id_slot") && body.at("id_slot").is_number() && body.at("id_slot").get<double>() >= current().n_slots) {

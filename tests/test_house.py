@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/prefix_cache": 3_590,
     "tests/proof": 208,
     "tests/runtime": 6_989,
-    "tests/server": 9_437,
+    "tests/server": 9_445,
     "tests/support": 3_827,
     "tests/templates": 153,
     "tests/tiering": 1_227,

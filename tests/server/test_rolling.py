@@ -105,6 +105,14 @@ def test_it_stops_by_default(tiny):
         assert model["max_model_len"] == model["context_length"] == N_CTX
 
 
+def test_a_text_that_is_no_chat_ends_at_its_context(tiny):
+    """It has no exchange that could leave."""
+    with rolling(tiny, EXACT) as server:
+        answer = post(server.url, "/completion", {"prompt": "word " * 50, "n_predict": N_CTX, "ignore_eos": True})
+        assert answer["truncated"] and answer["tokens_evaluated"] + answer["tokens_predicted"] >= N_CTX - 1
+        assert grow(server, 1), "the server goes on"
+
+
 def test_one_message_that_is_too_long(tiny):
     with rolling(tiny, EXACT) as server:
         messages = [SYSTEM, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "word " * N_CTX}]

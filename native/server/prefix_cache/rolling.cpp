@@ -220,7 +220,7 @@ std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx) {
     auto & s = the_rolling();
     std::lock_guard<std::mutex> lock(s.mutex);
     const auto found = s.by_task.find(task);
-    if (!g_moves || found == s.by_task.end()) {
+    if (!g_moves || found == s.by_task.end() || found->second.exchanges.empty()) {  // none: a text that is no chat
         return {};
     }
     auto ranges = take_back(found->second);

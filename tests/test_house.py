@@ -40,7 +40,7 @@ BUDGETS = {
     "native/emulator": 2_650,
     "native/include": 1_346,
     "native/llama": 4_847,
-    "native/server": 8_205,
+    "native/server": 8_201,
     "native/src": 20_289,
     "native/tests": 8_371,
     "native/tests/ptx": 1_477,

@@ -1,22 +1,19 @@
 #include "server/prefix_cache/caches.h"
 
-#include "edgekv_server.h"
-#include "server/scheduling/requests.h"
+#include "server/prefix_cache/cache.h"
 #include "server/prefix_cache/spaces.h"
+#include "server/scheduling/requests.h"
 
-#include <atomic>
 #include <stdexcept>
 
 namespace edgekv_server {
 
 namespace {
 
-std::atomic<int (*)(const char * method, const char * space, const char * fields, void * out)> g_function{ nullptr };
-
 server_http_res_ptr answer(const char * method, const server_http_req & req) {
     auto res = std::make_unique<server_http_res>();
     res->headers["Cache-Control"] = "no-store";
-    const auto function = g_function.load();
+    const auto function = the_cache().answers.load();
     if (!function) {
         const json error = format_error_response("this server keeps no prompts; start it with --cache-ram or --cache-dir", ERROR_TYPE_NOT_SUPPORTED);
         res->status = json_value(error, "code", 501);
@@ -44,4 +41,4 @@ server_http_res_ptr remove_caches(const server_http_req & req) { return answer("
 
 }  // namespace edgekv_server
 
-void edgekv_server_on_caches(int (*function)(const char *, const char *, const char *, void *)) { edgekv_server::g_function = function; }
+void edgekv_server_on_caches(int (*function)(const char *, const char *, const char *, void *)) { edgekv_server::the_cache().answers = function; }

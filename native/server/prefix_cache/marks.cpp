@@ -97,20 +97,19 @@ public:
     explicit parts(json & request) {
         bool all = false;
         usual_s  = options_ttl(request, all);
-        for (auto & tool : list(request, "tools")) {
-            json & function = given(tool, "function") ? tool["function"] : tool;
+        for (json * tool : list(request, "tools")) {
+            json & function = given(*tool, "function") ? (*tool)["function"] : *tool;
             json * const text = given(function, "description") ? &function["description"] : nullptr;
-            add(text && shows(*text) ? text : nullptr, tool);
+            add(text && shows(*text) ? text : nullptr, *tool);
         }
-        for (auto & block : list(request, "system")) {
-            add(text_of(block), block);
+        for (json * block : list(request, "system")) {
+            add(text_of(*block), *block);
         }
         const char * const name = given(request, "messages") ? "messages" : "input";
-        auto & messages = list(request, name);
-        for (size_t i = 0; i < messages.size(); ++i) {
+        const auto messages = list(request, name);
+        for (json * one : messages) {
             // an answer that goes on would begin with our text
-            const bool goes_on = i + 1 == messages.size() && json_value(messages[i], "role", std::string()) == "assistant";
-            message(messages[i], goes_on);
+            message(*one, one == messages.back() && json_value(*one, "role", std::string()) == "assistant");
         }
         const int whole_s = cache_control(request);
         if (whole_s > 0) {
@@ -142,10 +141,14 @@ private:
         int ttl_s;
     };
 
-    static json & list(json & of, const char * field) {
-        static thread_local json none;
-        none = json::array();
-        return given(of, field) && of.at(field).is_array() ? of[field] : none;
+    static std::vector<json *> list(json & of, const char * field) {
+        std::vector<json *> found;
+        if (given(of, field) && of.at(field).is_array()) {
+            for (json & one : of[field]) {
+                found.push_back(&one);
+            }
+        }
+        return found;
     }
 
     // templates may strip white space at both ends of a text
@@ -158,7 +161,8 @@ private:
             add(goes_on ? nullptr : &one["content"], one);
             return;
         }
-        for (auto & block : list(one, "content")) {
+        for (json * listed : list(one, "content")) {
+            json & block = *listed;
             if (given(block, "content") && block.at("content").is_array()) {  // a tool's result
                 for (auto & inner : block["content"]) {
                     add(text_of(inner), inner);

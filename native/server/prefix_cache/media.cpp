@@ -1,18 +1,16 @@
 #include "server/prefix_cache/media.h"
 
+#include "server/prefix_cache/cache.h"
+
 #include "mtmd-helper.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <stdexcept>
 
-static std::string g_projector;
-static std::atomic<int (*)(const char *, void *)> g_fetch{ nullptr };
+void edgekv_server_on_media(int (*function)(const char * url, void * out)) { edgekv_server::the_cache().fetches = function; }
 
-void edgekv_server_on_media(int (*function)(const char * url, void * out)) { g_fetch = function; }
-
-const char * edgekv_server_projector() { return g_projector.c_str(); }
+const char * edgekv_server_projector() { return edgekv_server::the_cache().projector.c_str(); }
 
 int64_t edgekv_server_projector_bytes(const char * path) {
     int64_t total = 0;
@@ -95,7 +93,7 @@ void fetch_medium(std::string & url) {
     if (url.rfind("data:", 0) == 0 || url.rfind("file://", 0) == 0 || url.find("://") == std::string::npos) {
         return;
     }
-    const auto  fetch = g_fetch.load();
+    const auto  fetch = the_cache().fetches.load();
     std::string told  = "media are taken as data URLs alone";
     if (!fetch || !fetch(url.c_str(), &told)) {
         throw std::invalid_argument(told);
@@ -128,7 +126,10 @@ void check_size(const mtmd_bitmap * bitmap) {
     }
 }
 
-void projector_in(const std::string & path) { g_projector = path; }
+void projector_in(const std::string & path) {
+    the_cache().projector = path;
+    the_cache().context   = {};  // of the model before
+}
 
 void check_media(const server_tokens & prompt) {
     if (!prompt.empty() && prompt[prompt.size() - 1] == LLAMA_TOKEN_NULL) {
@@ -199,7 +200,7 @@ void told_media::put_into(edgekv_prefix_tokens & told) const {
     told.n_tokens  = static_cast<int>(numbers.size());
     told.media     = media.data();
     told.n_media   = static_cast<int>(media.size());
-    told.projector = g_projector.c_str();
+    told.projector = the_cache().projector.c_str();
     told.at        = at.empty() ? nullptr : at.data();
 }
 

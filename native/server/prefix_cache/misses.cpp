@@ -1,12 +1,9 @@
 #include "server/prefix_cache/misses.h"
 
-#include "server/prefix_cache/prefixes.h"
-#include "server/prefix_cache/rolling.h"
-#include "server/prefix_cache/tasks.h"
+#include "server/prefix_cache/cache.h"
 #include "server/scheduling/progress.h"
 
 #include <algorithm>
-#include <mutex>
 #include <numeric>
 
 namespace edgekv_server {
@@ -22,16 +19,6 @@ static_assert(std::size(REASONS) == EDGEKV_MISS_REASONS, "each reason has a name
 
 constexpr const char * TIERS[] = { "slot", "ram", "disk", "remote" };
 static_assert(std::size(TIERS) == EDGEKV_TIERS, "each tier has a name");
-
-struct counts {
-    std::mutex mutex;
-    edgekv_prefix_counts of = {};
-};
-
-counts & the_counts() {
-    static counts s;
-    return s;
-}
 
 // whether the tokens were read before, as far as anybody knows, and were to be found
 bool is_loss(int reason) {
@@ -63,13 +50,13 @@ void tell_found(int seq_id, int task, int n_prompt, const found_prefix & found) 
     const int n_missed = std::max(0, n_prompt - 1 - found.n);  // the last token is computed in any case, and the counts leave it out
     const int n_read = n_prompt - found.n;
     {
-        auto & s = the_counts();
-        std::lock_guard<std::mutex> lock(s.mutex);
-        s.of.queries += found.n + n_missed;
+        auto & cache = the_cache();
+        std::lock_guard<std::mutex> lock(cache.mutex);
+        cache.counts.queries += found.n + n_missed;
         for (int i = 0; i < EDGEKV_TIERS; ++i) {
-            s.of.hits[i] += found.by_tier[i];
+            cache.counts.hits[i] += found.by_tier[i];
         }
-        s.of.misses[found.reason] += n_missed;
+        cache.counts.misses[found.reason] += n_missed;
     }
     set_found(task, found);
     std::string line = string_format("slot %d, task %d has %d tokens of its prompt of %d", seq_id, task, found.n, n_prompt);
@@ -108,17 +95,17 @@ json prefix_cache_json(const found_prefix & found) {
 }
 
 void begin_prefix_counts() {
-    auto & s = the_counts();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    s.of = {};
+    auto & cache = the_cache();
+    std::lock_guard<std::mutex> lock(cache.mutex);
+    cache.counts = {};
 }
 
 }  // namespace edgekv_server
 
 void edgekv_server_prefix_counts(edgekv_prefix_counts * counts) {
-    auto & s = edgekv_server::the_counts();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    *counts = s.of;
+    auto & cache = edgekv_server::the_cache();
+    std::lock_guard<std::mutex> lock(cache.mutex);
+    *counts = cache.counts;
 }
 
 json edgekv_usage_json(int task) {

@@ -2,52 +2,37 @@
 
 #include "llama-edgekv.h"
 #include "llama-edgekv-places.h"
-#include "server/scheduling/pace.h"
-#include "server/prefix_cache/rolling.h"
+#include "server/prefix_cache/cache.h"
 #include "server/prefix_cache/snapshots.h"
+#include "server/scheduling/pace.h"
 
-#include <cinttypes>
 #include <limits>
-#include <unordered_map>
 
-static edgekv_prefixes g_prefixes = {};  // without functions: there is no keeper
+using edgekv_server::the_cache;
 
-static std::unordered_map<int, edgekv_sequence> g_sequences;
-
-// promised rows of a slot that have not come yet
-static struct {
-    bool promised = false;
-    bool started  = false;
-    edgekv_prefix_slot slot = {};
-    const server_tokens * prompt = nullptr;
-    edgekv_cached_tokens cached = {};
-    edgekv_server::found_prefix found;  // told once they have come
-    int n_prompt = 0;                   // 0: nothing is to be told
-} g_load;
+static const edgekv_prefixes & edgekv_keeper() { return the_cache().keeper; }
 
 void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes) {
-    g_prefixes = prefixes ? *prefixes : edgekv_prefixes{};
-    g_sequences.clear();
-    g_load = {};
+    the_cache().keeper  = prefixes ? *prefixes : edgekv_prefixes{};
+    the_cache().context = {};
 }
 
-edgekv_sequence & edgekv_sequence_of(int seq_id) {
-    return g_sequences[seq_id];
-}
+edgekv_sequence & edgekv_sequence_of(int seq_id) { return the_cache().context.sequences[seq_id]; }
 
 static int edgekv_kept(const edgekv_cached_tokens & cached) {
     return cached.ram + cached.disk + cached.remote;
 }
 
 bool edgekv_prefix_settle() {
-    if (!g_load.promised) {
+    auto & promised = the_cache().context.promised;
+    if (!promised.promised) {
         return true;
     }
-    auto load = g_load;
-    g_load.promised = g_load.started = false;
+    auto load = promised;
+    promised = {};
     const int n_before = edgekv_kept(load.cached);
     load.cached.ram = load.cached.disk = load.cached.remote = 0;
-    const int first = g_prefixes.release(g_prefixes.user, load.slot.seq_id, &load.cached);
+    const int first = edgekv_keeper().release(edgekv_keeper().user, load.slot.seq_id, &load.cached);
     if (first >= 0) {
         load.cached.missed    = EDGEKV_MISS_DAMAGED;
         load.cached.missed_at = first;
@@ -80,13 +65,15 @@ bool edgekv_prefix_settle() {
 }
 
 bool edgekv_prefix_fetches() {
-    return std::any_of(g_sequences.begin(), g_sequences.end(), [](const auto & one) { return one.second.waits; });
+    const auto & sequences = the_cache().context.sequences;
+    return std::any_of(sequences.begin(), sequences.end(), [](const auto & one) { return one.second.waits; });
 }
 
 void edgekv_prefix_decode_begins() {
-    if (g_load.promised && !g_load.started) {
-        g_load.started = g_prefixes.start(g_prefixes.user);
-        if (!g_load.started) {
+    auto & load = the_cache().context.promised;
+    if (load.promised && !load.started) {
+        load.started = edgekv_keeper().start(edgekv_keeper().user);
+        if (!load.started) {
             edgekv_prefix_settle();
         }
         edgekv_server::decode_waits();
@@ -94,7 +81,7 @@ void edgekv_prefix_decode_begins() {
 }
 
 bool edgekv_prefix_decode_ended(int & ret) {
-    const bool loaded = g_load.started;
+    const bool loaded = the_cache().context.promised.started;
     if (!edgekv_prefix_settle() && ret == 0) {
         ret = -3;  // the batch was computed with missing rows
         return false;
@@ -105,14 +92,14 @@ bool edgekv_prefix_decode_ended(int & ret) {
 
 void edgekv_prefix_moved(int seq_id, int first) {
     edgekv_prefix_settle();
-    auto & pure = g_sequences[seq_id].pure;
+    auto & pure = edgekv_sequence_of(seq_id).pure;
     pure = std::min(pure, first);
 }
 
 void edgekv_prefix_copied(int from_seq, int to_seq) {
     edgekv_prefix_settle();
-    const int pure = g_sequences[from_seq].pure;
-    g_sequences[to_seq].pure = pure;
+    const int pure = edgekv_sequence_of(from_seq).pure;
+    edgekv_sequence_of(to_seq).pure = pure;
 }
 
 std::vector<edgekv_adapter> edgekv_adapters(const std::vector<common_adapter_lora_info> & lora) {
@@ -142,7 +129,7 @@ edgekv_told_tokens::edgekv_told_tokens(const edgekv_prefix_slot & slot, const se
     told.adapters   = slot.adapters.data();
     told.n_adapters = static_cast<int>(slot.adapters.size());
     told.space      = tokens.edgekv_space.c_str();
-    if (const auto & sequence = g_sequences[slot.seq_id]; slot.task >= 0 && sequence.task == slot.task) {
+    if (const auto & sequence = edgekv_sequence_of(slot.seq_id); slot.task >= 0 && sequence.task == slot.task) {
         told.marks     = sequence.marks.marks.data();
         told.n_marks   = static_cast<int>(sequence.marks.marks.size());
         told.in_memory = sequence.marks.in_memory;
@@ -160,11 +147,11 @@ static bool edgekv_unified(const edgekv_prefix_slot & slot) {
 }
 
 bool edgekv_prefixes_kept() {
-    return g_prefixes.match != nullptr;
+    return edgekv_keeper().match != nullptr;
 }
 
 bool edgekv_prefix_goes_on(int seq_id, int n_past) {
-    return g_sequences[seq_id].goes_on == n_past;
+    return edgekv_sequence_of(seq_id).goes_on == n_past;
 }
 
 bool edgekv_prefix_shares(const edgekv_prefix_slot & slot) {
@@ -201,7 +188,7 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
             continue;
         }
         const int n = edgekv_shareable(std::min({ static_cast<int>(other.held->get_common_prefix(prompt)), edgekv_prefix_computed(other),
-            g_sequences[other.seq_id].pure }), prompt);
+            edgekv_sequence_of(other.seq_id).pure }), prompt);
         if (n > n_best) {
             n_best = n;
             best   = &other;
@@ -224,7 +211,7 @@ static int edgekv_goes_on(const edgekv_prefix_slot & slot, const server_tokens &
 static bool edgekv_match(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_have, int goes_on, bool alone) {
     const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
 
-    return g_prefixes.match(g_prefixes.user, &all.told, n_have, goes_on, alone);
+    return edgekv_keeper().match(edgekv_keeper().user, &all.told, n_have, goes_on, alone);
 }
 
 void edgekv_prefix_expect(const edgekv_prefix_slot & slot, const server_tokens & prompt) {
@@ -238,7 +225,7 @@ bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & 
     if (!edgekv_prefixes_kept() || edgekv_match(slot, prompt, n_have, edgekv_goes_on(slot, prompt, n_have), alone)) {
         return true;
     }
-    g_sequences[slot.seq_id].waits = true;
+    edgekv_sequence_of(slot.seq_id).waits = true;
 
     return false;
 }
@@ -251,8 +238,12 @@ static std::string edgekv_piece(const llama_context * lctx, llama_token token) {
 int edgekv_prefix_begin(
         const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others, int last_user) {
     edgekv_prefix_settle();
-    auto & sequence = g_sequences[slot.seq_id];
-    sequence = { slot.task, edgekv_server::marks_of(slot.task), {}, sequence.pure };
+    auto & sequence = edgekv_sequence_of(slot.seq_id);
+    sequence.task    = slot.task;
+    sequence.marks   = edgekv_server::marks_of(slot.task);
+    sequence.goes_on = -1;
+    sequence.waits   = false;
+    sequence.due.clear();
     edgekv_cached_tokens cached = {};
     cached.slot = n_past;
     edgekv_server::set_cached(slot.task, cached);
@@ -269,7 +260,7 @@ int edgekv_prefix_begin(
         const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
         const int  goes_on = edgekv_goes_on(slot, prompt, n);
         cached.slot = goes_on < 0 ? cached.slot : goes_on;
-        g_prefixes.load(g_prefixes.user, &all.told, n, goes_on, &cached);
+        edgekv_keeper().load(edgekv_keeper().user, &all.told, n, goes_on, &cached);
         n = cached.slot + cached.shared + edgekv_kept(cached);
         if (goes_on >= 0) {
             if (n == goes_on) {  // no snapshot was put in
@@ -279,7 +270,7 @@ int edgekv_prefix_begin(
             edgekv_server::plan_snapshots(slot, n, prompt, last_user, cached.spacing);
         }
         if (cached.comes) {
-            g_load = { true, false, slot, &prompt, cached, {}, 0 };
+            the_cache().context.promised = { true, false, slot, &prompt, cached, {}, 0 };
         }
         if (const auto & nearly = cached.nearly; nearly.n_lost > 0) {
             SRV_DBG("token %d was '%s' in it and is '%s' now\n",
@@ -306,9 +297,9 @@ void edgekv_prefix_begun(const edgekv_prefix_slot & slot, int n_prompt, int n_pa
         cached.missed_at = n_past;
     }
     const auto found = edgekv_server::prefix_found(n_prompt, n_past, cached);
-    if (g_load.promised && g_load.slot.seq_id == slot.seq_id) {
-        g_load.found    = found;
-        g_load.n_prompt = n_prompt;
+    if (auto & load = the_cache().context.promised; load.promised && load.slot.seq_id == slot.seq_id) {
+        load.found    = found;
+        load.n_prompt = n_prompt;
     } else {
         edgekv_server::tell_found(slot.seq_id, slot.task, n_prompt, found);
     }
@@ -322,16 +313,16 @@ static bool edgekv_may_keep(const edgekv_prefix_slot & slot) {
 static void edgekv_insert(const edgekv_prefix_slot & slot, int n, bool rows, bool snapshot) {
     if (n > 0) {
         const edgekv_told_tokens all(slot, *slot.held, n);
-        g_prefixes.insert(g_prefixes.user, &all.told, rows, snapshot);
+        edgekv_keeper().insert(edgekv_keeper().user, &all.told, rows, snapshot);
     }
 }
 
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
-    auto & sequence = g_sequences[slot.seq_id];
+    auto & sequence = edgekv_sequence_of(slot.seq_id);
     if (sequence.waits) {  // the request ended before its prompt began
         sequence.waits = false;
         edgekv_cached_tokens none = {};
-        g_prefixes.release(g_prefixes.user, slot.seq_id, &none);
+        edgekv_keeper().release(edgekv_keeper().user, slot.seq_id, &none);
     }
     if (!edgekv_may_keep(slot)) {
         return;
@@ -344,7 +335,7 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
 }
 
 void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n) {
-    if (edgekv_may_keep(slot) && n <= g_sequences[slot.seq_id].pure) {
+    if (edgekv_may_keep(slot) && n <= edgekv_sequence_of(slot.seq_id).pure) {
         edgekv_insert(slot, n, false, true);
     }
 }

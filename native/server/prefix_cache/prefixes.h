@@ -14,6 +14,8 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
+#include <memory>
+#include <string>
 #include <vector>
 
 // A slot as these functions need it.
@@ -29,6 +31,16 @@ struct edgekv_prefix_slot {
     bool partly;  // an adapter works only on tokens after its invocation, so the rows differ from other slots'
 };
 
+// exchanges that came back for a message
+struct edgekv_recalled {
+    std::shared_ptr<const llama_tokens> whole;  // null: none came
+    std::vector<edgekv_server::token_range> ranges;  // positions in the whole prompt
+    int whole_turn = 0;
+    int n_messages = 0;
+    std::string space;
+    std::vector<edgekv_adapter> adapters;
+};
+
 // What is known of a sequence besides its tokens.
 struct edgekv_sequence {
     int task = -1;  // whose prompt it holds
@@ -37,6 +49,21 @@ struct edgekv_sequence {
     int pure = std::numeric_limits<int>::max();  // the number of first tokens whose rows are as the tokens alone give them
     int goes_on = -1;  // of a context that keeps more than rows: the number of the prompt's tokens after which the sequence can continue
     bool waits = false;  // for kept rows of a prompt
+    int recalls = -1;  // the task before whose newest message, at token `turn`, exchanges come back
+    int turn = 0;
+    edgekv_recalled recalled;
+    edgekv_server_request begun = {};  // its newest prompt; n_prompt 0: none
+};
+
+// rows of a slot's prompt that have not come yet
+struct edgekv_promised_rows {
+    bool promised = false;
+    bool started  = false;
+    edgekv_prefix_slot slot = {};
+    const server_tokens * prompt = nullptr;
+    edgekv_cached_tokens cached = {};
+    edgekv_server::found_prefix found;  // told once they have come
+    int n_prompt = 0;                   // 0: nothing is to be told
 };
 
 edgekv_sequence & edgekv_sequence_of(int seq_id);

@@ -1,15 +1,13 @@
 #include "server/prefix_cache/recall.h"
 
 #include "llama-edgekv.h"
+#include "server/prefix_cache/cache.h"
 #include "server/prefix_cache/media.h"
 
 #include <algorithm>
-#include <atomic>
 #include <iterator>
 #include <memory>
 #include <numeric>
-#include <string>
-#include <unordered_map>
 
 namespace edgekv_server {
 
@@ -18,27 +16,6 @@ namespace {
 constexpr int PROBE = 256;  // tokens of the newest message, from its end, that tell which exchanges it is near
 constexpr int FRAME = 8;    // tokens at a prompt's end that open an answer, and which a template may write differently once there is one
 
-edgekv_recalls    g_recalls = {};
-std::atomic<bool> g_recalls_on = false;
-
-// a task's prompt before whose newest message exchanges come back
-struct due_recall {
-    int task;
-    int turn;
-};
-std::unordered_map<int, due_recall> g_due;  // by sequence
-
-// what came back for a message
-struct recalled {
-    std::shared_ptr<const llama_tokens> whole;
-    std::vector<token_range> ranges;  // positions in the whole prompt
-    int whole_turn;
-    int n_messages;
-    std::string space;
-    std::vector<edgekv_adapter> adapters;
-};
-std::unordered_map<int, recalled> g_recalled;  // by sequence
-
 edgekv_exchanges told_gone(const gone_exchanges & of, std::vector<edgekv_run> & runs) {
     std::transform(of.gone.begin(), of.gone.end(), std::back_inserter(runs), [](const token_range & range) { return edgekv_run{ range.first, range.n }; });
 
@@ -46,7 +23,7 @@ edgekv_exchanges told_gone(const gone_exchanges & of, std::vector<edgekv_run> & 
 }
 
 // whether a prompt goes on with the message for which exchanges came back
-bool is_same_turn(const recalled & before, const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & now) {
+bool is_same_turn(const edgekv_recalled & before, const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & now) {
     const bool has_more = now.n_messages > before.n_messages;
     const auto n_known  = before.whole->size() - (has_more ? std::min<size_t>(FRAME, before.whole->size()) : 0);
     const bool alike    = before.space == task.tokens.edgekv_space && before.adapters == slot.adapters && before.whole_turn == now.whole_turn;
@@ -87,7 +64,7 @@ std::vector<token_range> chosen(const edgekv_prefix_slot & slot, const server_ta
         std::vector<edgekv_run> runs;
         const auto gone = told_gone(of, runs);
         const edgekv_told_tokens all(slot, held, end);
-        n_which = g_recalls.choose(g_recalls.user, &all.told, of.turn, &gone, most, which.data());
+        n_which = the_cache().recalls.choose(the_cache().recalls.user, &all.told, of.turn, &gone, most, which.data());
     }
     llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, held.pos_next(of.turn), -1);
     held.keep_first(of.turn);
@@ -114,7 +91,7 @@ int put_rows(const edgekv_prefix_slot & slot, const server_task & task, const go
         const int n = static_cast<int>(slot.held->size());
         const int which = static_cast<int>(std::find_if(runs.begin(), runs.end(), [&](const edgekv_run & run) { return run.first == range.first; }) - runs.begin());
         const edgekv_told_tokens all(slot, *slot.held, n);
-        const int position = g_recalls.put(g_recalls.user, &all.told, &gone, which, &cached);
+        const int position = the_cache().recalls.put(the_cache().recalls.user, &all.told, &gone, which, &cached);
         if (position < 0) {
             llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, slot.held->pos_next(n), -1);
             break;
@@ -134,7 +111,7 @@ int put_rows(const edgekv_prefix_slot & slot, const server_task & task, const go
 
 }  // namespace
 
-bool recalls() { return g_recalls_on; }
+bool recalls() { return the_cache().recalls.leave != nullptr; }
 
 void recall_leave(const edgekv_prefix_slot & slot) {
     const auto of = gone_of(slot.task);
@@ -156,40 +133,41 @@ void recall_leave(const edgekv_prefix_slot & slot) {
     std::vector<edgekv_run> runs;
     const auto gone = told_gone(of, runs);
     const edgekv_told_tokens all(slot, *slot.held, static_cast<int>(end - held.begin()));
-    g_recalls.leave(g_recalls.user, &all.told, &gone, at.data());
+    the_cache().recalls.leave(the_cache().recalls.user, &all.told, &gone, at.data());
 }
 
 void recall_begins(const edgekv_prefix_slot & slot, server_task & task) {
-    g_due.erase(slot.seq_id);
+    auto & sequence = edgekv_sequence_of(slot.seq_id);
+    sequence.recalls = -1;
     const auto of = gone_of(task.id);
     if (!of.whole || task.tokens.has_mtmd) {
-        g_recalled.erase(slot.seq_id);
+        sequence.recalled = {};
         return;
     }
     recall_leave(slot);
-    const auto before = g_recalled.find(slot.seq_id);
-    if (before != g_recalled.end() && is_same_turn(before->second, slot, task, of)) {
-        insert(task, of, before->second.ranges);
+    if (const auto & before = sequence.recalled; before.whole && is_same_turn(before, slot, task, of)) {
+        insert(task, of, before.ranges);
         return;
     }
-    g_recalled.erase(slot.seq_id);
-    g_due[slot.seq_id] = { task.id, of.turn };
+    sequence.recalled = {};
+    sequence.recalls  = task.id;
+    sequence.turn     = of.turn;
 }
 
 bool recall_due(int seq_id, int task, int n) {
-    const auto found = g_due.find(seq_id);
+    const auto & sequence = edgekv_sequence_of(seq_id);
 
-    return found != g_due.end() && found->second.task == task && found->second.turn == n;
+    return task >= 0 && sequence.recalls == task && sequence.turn == n;
 }
 
 int recall_bound(int seq_id, int task, int n) {
-    const auto found = g_due.find(seq_id);
+    const auto & sequence = edgekv_sequence_of(seq_id);
 
-    return found != g_due.end() && found->second.task == task ? std::min(n, found->second.turn) : n;
+    return task >= 0 && sequence.recalls == task ? std::min(n, sequence.turn) : n;
 }
 
 void recall(const edgekv_prefix_slot & slot, server_task & task, int n_ctx) {
-    g_due.erase(slot.seq_id);
+    edgekv_sequence_of(slot.seq_id).recalls = -1;
     const auto of = gone_of(task.id);
     if (!of.whole) {
         return;
@@ -199,7 +177,7 @@ void recall(const edgekv_prefix_slot & slot, server_task & task, int n_ctx) {
     const auto ranges = chosen(slot, task, of, n_ctx);
     insert(task, of, ranges);
     const int n_put = put_rows(slot, task, of, ranges);
-    g_recalled[slot.seq_id] = { of.whole, ranges, of.whole_turn, of.n_messages, task.tokens.edgekv_space, slot.adapters };
+    edgekv_sequence_of(slot.seq_id).recalled = { of.whole, ranges, of.whole_turn, of.n_messages, task.tokens.edgekv_space, slot.adapters };
     const int n_back = static_cast<int>(task.tokens.size()) - static_cast<int>(of.whole->size()) +
         std::accumulate(of.gone.begin(), of.gone.end(), 0, [](int n, const token_range & range) { return n + range.n; });
     SRV_INF("%d of %d exchanges come back before a message: %d tokens, the rows of %d in place, after %.1f ms\n", static_cast<int>(ranges.size()),
@@ -209,8 +187,6 @@ void recall(const edgekv_prefix_slot & slot, server_task & task, int n_ctx) {
 }  // namespace edgekv_server
 
 void edgekv_server_set_recalls(const edgekv_recalls * recalls) {
-    edgekv_server::g_recalls_on = recalls != nullptr;
-    edgekv_server::g_recalls    = recalls ? *recalls : edgekv_recalls{};
-    edgekv_server::g_due.clear();
-    edgekv_server::g_recalled.clear();
+    edgekv_server::the_cache().recalls = recalls ? *recalls : edgekv_recalls{};
+    edgekv_server::the_cache().context = {};
 }

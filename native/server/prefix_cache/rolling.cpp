@@ -2,17 +2,15 @@
 
 #include "edgekv_server.h"
 
+#include "server/prefix_cache/cache.h"
 #include "server/prefix_cache/recall.h"
 #include "server/prefix_cache/spans.h"
 
 #include "llama-edgekv.h"
 
 #include <algorithm>
-#include <atomic>
-#include <mutex>
 #include <numeric>
 #include <stdexcept>
-#include <unordered_map>
 
 namespace edgekv_server {
 
@@ -22,35 +20,14 @@ constexpr int STEPS     = 4;   // steps of a context; one leaves at a time
 constexpr int ROOM      = 8;   // an answer without a limit gets 1/ROOM of the context
 constexpr int MOVED_RUN = 16;  // fewest tokens worth moving; fewer are read again
 
-struct exchange {
-    int  first;  // position of the user's message
-    bool stays;
-    bool back = false;  // it left, and came back
-};
-
-// a conversation in a slot
-struct conversation {
-    std::vector<exchange> exchanges;
-    std::vector<token_range> left;  // positions in the whole prompt, in order
-    int n_left = 0;
-    int n_messages = 0;  // of the request
-    std::shared_ptr<const llama_tokens> whole;  // the whole prompt, if exchanges of it may come back
-    std::vector<token_range> gone;  // exchanges that left, by positions in the whole prompt, in order
-    std::vector<token_range> back;  // those of them that came back
-};
-
-struct rolling_state {
-    std::mutex mutex;
-    std::unordered_map<int, conversation> by_task;
-};
-
-rolling_state & the_rolling() {
-    static rolling_state s;
-    return s;
+// Calls act(conversation) with that of a task, in any thread; otherwise returns `none`: nothing of it rolls, or its request has ended.
+template <typename Result, typename Act>
+Result with_conversation(int task, Result none, Act act) {
+    auto & cache = the_cache();
+    std::lock_guard<std::mutex> lock(cache.mutex);
+    auto * found = task_of(cache, task);
+    return found && !found->rolled.exchanges.empty() ? act(found->rolled) : none;
 }
-
-std::atomic<bool> g_on    = false;
-std::atomic<bool> g_moves = false;
 
 std::vector<exchange> exchanges_of(const common_chat_msg_spans & spans) {
     std::vector<exchange> found;
@@ -93,7 +70,7 @@ void pin(std::vector<exchange> & exchanges, const json & body) {
 int step_of(int n_ctx) { return std::max(1, n_ctx/STEPS); }
 
 // The ranges that leave a slot with n_tokens of a conversation to make room.
-std::vector<token_range> leaving(const conversation & c, int n_tokens, int room, int n_ctx) {
+std::vector<token_range> leaving(const rolled_conversation & c, int n_tokens, int room, int n_ctx) {
     const int excess = n_tokens + c.n_left + room - n_ctx;
     const int step   = step_of(n_ctx);
     int n_wanted = (excess + step - 1)/step*step - c.n_left;
@@ -109,7 +86,7 @@ std::vector<token_range> leaving(const conversation & c, int n_tokens, int room,
 }
 
 // Takes ranges, in order, out of a conversation.
-void take_out(conversation & c, const std::vector<token_range> & ranges) {
+void take_out(rolled_conversation & c, const std::vector<token_range> & ranges) {
     for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
         c.exchanges.erase(std::find_if(c.exchanges.begin(), c.exchanges.end(), [&](const exchange & e) { return e.first == range->first; }));
         for (auto & e : c.exchanges) {
@@ -143,7 +120,7 @@ int total(const std::vector<token_range> & ranges) {
 }
 
 // Takes what came back out of a conversation again; it left before.
-std::vector<token_range> take_back(conversation & c) {
+std::vector<token_range> take_back(rolled_conversation & c) {
     std::vector<token_range> ranges;
     for (size_t i = 0; i + 1 < c.exchanges.size(); ++i) {
         if (c.exchanges[i].back) {
@@ -172,20 +149,20 @@ json ranges_json(const std::vector<token_range> & ranges) {
 }  // namespace
 
 void roll_in(llama_context * lctx) {
-    g_moves = llama_memory_can_shift(llama_get_memory(lctx)) && llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_ROWS;
+    the_cache().moves = llama_memory_can_shift(llama_get_memory(lctx)) && llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_ROWS;
 }
 
 void roll_prompt(server_task & task, int n_ctx, const json & body) {
-    if (!g_on || task.type != SERVER_TASK_TYPE_COMPLETION || task.tokens.has_mtmd) {
+    if (!the_cache().rolls || task.type != SERVER_TASK_TYPE_COMPLETION || task.tokens.has_mtmd) {
         return;
     }
-    conversation c;
+    rolled_conversation c;
     c.exchanges = exchanges_of(task.params.message_spans);
     pin(c.exchanges, body);
     const int n_tokens = task.n_tokens();
     const int room     = room_of(task, n_ctx);
     auto ranges = leaving(c, n_tokens, room, n_ctx);
-    if (!ranges.empty() && g_moves && recalls()) {
+    if (!ranges.empty() && the_cache().moves && recalls()) {
         ranges  = leaving(c, n_tokens, room + step_of(n_ctx), n_ctx);
         c.whole = std::make_shared<llama_tokens>(task.tokens.get_tokens());
         c.n_messages = body.contains("messages") && body.at("messages").is_array() ? static_cast<int>(body.at("messages").size()) : 0;
@@ -205,29 +182,27 @@ void roll_prompt(server_task & task, int n_ctx, const json & body) {
         }
         task.tokens.clear();
         task.tokens.insert(tokens);
-        if (g_moves) {
+        if (the_cache().moves) {
             task.params.n_cache_reuse = MOVED_RUN;
         }
         take_out(c, ranges);
         SRV_INF("%d oldest tokens of a conversation of %d leave the context of %d\n", c.n_left, n_tokens, n_ctx);
     }
-    auto & s = the_rolling();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    s.by_task[task.id] = std::move(c);
+    note_rolled(task.id, std::move(c));
 }
 
 std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx) {
-    auto & s = the_rolling();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    const auto found = s.by_task.find(task);
-    if (!g_moves || found == s.by_task.end() || found->second.exchanges.empty()) {  // none: a text that is no chat
+    if (!the_cache().moves) {
         return {};
     }
-    auto ranges = take_back(found->second);
-    if (ranges.empty()) {
-        ranges = leaving(found->second, n_tokens, n_ctx/ROOM, n_ctx);
-        take_out(found->second, ranges);
-    }
+    auto ranges = with_conversation(task, std::vector<token_range>(), [&](rolled_conversation & c) {
+        auto leave = take_back(c);
+        if (leave.empty()) {
+            leave = leaving(c, n_tokens, n_ctx/ROOM, n_ctx);
+            take_out(c, leave);
+        }
+        return leave;
+    });
     if (!ranges.empty()) {
         SRV_INF("%d oldest tokens of a conversation leave the context of %d while it is answered\n", total(ranges), n_ctx);
     }
@@ -237,76 +212,52 @@ std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx) {
 }
 
 json left_json(int task) {
-    auto & s = the_rolling();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    const auto found = s.by_task.find(task);
-    if (found == s.by_task.end() || found->second.n_left == 0) {
-        return nullptr;
-    }
-
-    return ranges_json(found->second.left);
+    return with_conversation(task, json(), [](const rolled_conversation & c) { return c.n_left == 0 ? json() : ranges_json(c.left); });
 }
 
 json back_json(int task) {
-    auto & s = the_rolling();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    const auto found = s.by_task.find(task);
-
-    if (found == s.by_task.end() || found->second.back.empty()) {
-        return nullptr;
-    }
-    const auto & c = found->second;
-    json told = ranges_json(c.back);
-    told["before"] = c.exchanges.back().first + c.n_left - total(c.back);
-
-    return told;
+    return with_conversation(task, json(), [](const rolled_conversation & c) {
+        json told;
+        if (!c.back.empty()) {
+            told = ranges_json(c.back);
+            told["before"] = c.exchanges.back().first + c.n_left - total(c.back);
+        }
+        return told;
+    });
 }
 
 gone_exchanges gone_of(int task) {
-    auto & s = the_rolling();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    const auto found = s.by_task.find(task);
-    if (found == s.by_task.end() || !found->second.whole || found->second.gone.empty()) {
-        return {};
-    }
-    const auto & c    = found->second;
-    const int    turn = c.exchanges.back().first;
-
-    return { c.whole, c.gone, turn + c.n_left - total(c.back), turn, c.n_messages };
+    return with_conversation(task, gone_exchanges(), [](const rolled_conversation & c) -> gone_exchanges {
+        if (!c.whole || c.gone.empty()) {
+            return {};
+        }
+        const int turn = c.exchanges.back().first;
+        return { c.whole, c.gone, turn + c.n_left - total(c.back), turn, c.n_messages };
+    });
 }
 
 void came_back(int task, const std::vector<token_range> & ranges) {
-    auto & s = the_rolling();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    const auto found = s.by_task.find(task);
-    if (found == s.by_task.end() || ranges.empty()) {
-        return;
-    }
-    auto & c = found->second;
-    c.back = ranges;
-    auto newest = c.exchanges.back();
-    c.exchanges.pop_back();
-    for (const auto & range : ranges) {
-        c.exchanges.push_back({ newest.first, false, true });
-        newest.first += range.n;
-    }
-    c.exchanges.push_back(newest);
+    with_conversation(task, false, [&](rolled_conversation & c) {
+        if (!ranges.empty()) {
+            c.back = ranges;
+            auto newest = c.exchanges.back();
+            c.exchanges.pop_back();
+            for (const auto & range : ranges) {
+                c.exchanges.push_back({ newest.first, false, true });
+                newest.first += range.n;
+            }
+            c.exchanges.push_back(newest);
+        }
+        return true;
+    });
 }
 
 int most_back(const server_task & task, int n_tokens, int n_ctx) {
     return std::max(0, std::min(step_of(n_ctx), n_ctx - n_tokens - room_of(task, n_ctx)));
 }
 
-void forget_rolled(const std::unordered_set<int> & ids) {
-    auto & s = the_rolling();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    for (const int id : ids) {
-        s.by_task.erase(id);
-    }
-}
-
 }  // namespace edgekv_server
 
-int edgekv_server_moves() { return edgekv_server::g_moves; }
+int edgekv_server_moves() { return edgekv_server::the_cache().moves; }
 
-void edgekv_server_roll(int on) { edgekv_server::g_on = on != 0; }
+void edgekv_server_roll(int on) { edgekv_server::the_cache().rolls = on != 0; }

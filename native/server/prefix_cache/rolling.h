@@ -7,10 +7,31 @@
 #include "server-task.h"
 
 #include <memory>
-#include <unordered_set>
 #include <vector>
 
 namespace edgekv_server {
+
+struct token_range {
+    int first;
+    int n;
+};
+
+struct exchange {
+    int  first;  // position of the user's message
+    bool stays;
+    bool back = false;  // it left, and came back
+};
+
+// the conversation of a task, as its slot has it
+struct rolled_conversation {
+    std::vector<exchange> exchanges;  // none: nothing rolls
+    std::vector<token_range> left;  // positions in the whole prompt, in order
+    int n_left = 0;
+    int n_messages = 0;  // of the request
+    std::shared_ptr<const llama_tokens> whole;  // the whole prompt, if exchanges of it may come back
+    std::vector<token_range> gone;  // exchanges that left, by positions in the whole prompt, in order
+    std::vector<token_range> back;  // those of them that came back
+};
 
 // A context was loaded. If its tokens can move to other positions, the rest of a conversation is not read again.
 void roll_in(llama_context * lctx);
@@ -18,11 +39,6 @@ void roll_in(llama_context * lctx);
 // A completion with `n_ctx` tokens of context is about to be posted. body: the request; "edgekv_pinned" lists the numbers of messages that stay.
 // Throws std::invalid_argument if it is not such a list.
 void roll_prompt(server_task & task, int n_ctx, const json & body);
-
-struct token_range {
-    int first;
-    int n;
-};
 
 // The context of a task's slot holds n_tokens and is full. Returns the ranges that leave it, the last one first; empty: the answer ends here.
 std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx);
@@ -48,9 +64,6 @@ json back_json(int task);
 
 // {"n": tokens that left a task's context, "ranges": [[first, n], ...]}, by positions in the whole prompt; null: none left
 json left_json(int task);
-
-// the tasks have ended
-void forget_rolled(const std::unordered_set<int> & ids);
 
 }  // namespace edgekv_server
 

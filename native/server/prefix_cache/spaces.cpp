@@ -1,6 +1,6 @@
 #include "server/prefix_cache/spaces.h"
 
-#include "edgekv_server.h"
+#include "server/prefix_cache/cache.h"
 
 #include <algorithm>
 #include <cctype>
@@ -10,11 +10,6 @@ namespace edgekv_server {
 namespace {
 
 constexpr const char * UNKNOWN = "unknown";  // the namespace of any other key
-
-std::map<std::string, std::string> & by_key() {
-    static std::map<std::string, std::string> spaces;
-    return spaces;
-}
 
 bool same_name(const std::string & a, const char * b) {
     return std::equal(a.begin(), a.end(), b, b + std::char_traits<char>::length(b),
@@ -37,11 +32,12 @@ std::string key_of(const headers & given) {
 }
 
 std::string key_space(const headers & given) {
-    if (by_key().empty()) {
+    const auto & spaces = the_cache().spaces;
+    if (spaces.empty()) {
         return {};
     }
-    const auto found = by_key().find(key_of(given));
-    return found == by_key().end() ? UNKNOWN : found->second;
+    const auto found = spaces.find(key_of(given));
+    return found == spaces.end() ? UNKNOWN : found->second;
 }
 
 }  // namespace
@@ -73,7 +69,7 @@ std::string stream_name(const std::string & stream, const headers & given) { ret
 }  // namespace edgekv_server
 
 void edgekv_server_spaces(int32_t n, const char * const * keys, const char * const * spaces) {
-    auto & by_key = edgekv_server::by_key();
+    auto & by_key = edgekv_server::the_cache().spaces;
     by_key.clear();
     for (int32_t i = 0; i < n; ++i) {
         by_key[keys[i]] = spaces[i];

@@ -1,9 +1,10 @@
 #include "server/prefix_cache/spans.h"
 
+#include "server/prefix_cache/cache.h"
+
 #include "chat.h"
 
 #include <algorithm>
-#include <mutex>
 
 namespace edgekv_server {
 
@@ -46,16 +47,18 @@ std::string user_marker(const server_chat_params & chat) {
 
 // the marker of a server's template, found once
 std::string kept_user_marker(const server_chat_params & chat) {
-    static std::mutex mutex;
-    static const void * of = nullptr;
-    static std::string marker;
-    std::lock_guard<std::mutex> lock(mutex);
-    if (of != chat.tmpls.get()) {
-        marker = user_marker(chat);
-        of     = chat.tmpls.get();
+    auto & cache = the_cache();
+    const void * const of = chat.tmpls.get();
+    std::unique_lock<std::mutex> lock(cache.mutex);
+    if (cache.marker_of != of) {
+        lock.unlock();
+        std::string marker = user_marker(chat);
+        lock.lock();
+        cache.marker    = std::move(marker);
+        cache.marker_of = of;
     }
 
-    return marker;
+    return cache.marker;
 }
 
 int n_user_spans(const common_chat_msg_spans & spans) {

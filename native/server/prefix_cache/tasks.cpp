@@ -1,101 +1,78 @@
 #include "server/prefix_cache/tasks.h"
 
+#include "server/prefix_cache/cache.h"
 #include "server/scheduling/limits.h"
-#include "server/prefix_cache/rolling.h"
 
 #include "ggml.h"
-
-#include <mutex>
-#include <unordered_map>
 
 namespace edgekv_server {
 
 namespace {
 
-struct known_task {
-    int64_t posted_us = -1;
-    edgekv_cached_tokens cached = {};
-    found_prefix found;
-    prompt_marks marks;
-};
-
-struct known_tasks {
-    std::mutex mutex;
-    std::unordered_map<int, known_task> by_id;
-};
-
-known_tasks & the_tasks() {
-    static known_tasks s;
-    return s;
-}
-
-known_task known(int id) {
-    auto & s = the_tasks();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    const auto found = s.by_id.find(id);
-    return found == s.by_id.end() ? known_task{} : found->second;
+template <typename Field>
+Field copy_of(int id, Field known_task::* field) {
+    auto & cache = the_cache();
+    std::lock_guard<std::mutex> lock(cache.mutex);
+    const auto * task = task_of(cache, id);
+    return task ? task->*field : known_task{}.*field;
 }
 
 // a task whose request has ended stays unknown
-template <typename Change>
-void change(int id, Change change_it) {
-    auto & s = the_tasks();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    if (const auto found = s.by_id.find(id); found != s.by_id.end()) {
-        change_it(found->second);
+template <typename Field>
+void set(int id, Field known_task::* field, const Field & value) {
+    auto & cache = the_cache();
+    std::lock_guard<std::mutex> lock(cache.mutex);
+    if (auto * task = task_of(cache, id)) {
+        task->*field = value;
     }
 }
 
-using noted_marks = std::unordered_map<int, prompt_marks>;
-
-noted_marks & noted() {
-    thread_local noted_marks marks;
-    return marks;
+template <typename Field>
+void note(int id, Field known_task::* field, Field value) {
+    auto & cache = the_cache();
+    std::lock_guard<std::mutex> lock(cache.mutex);
+    cache.noted[std::this_thread::get_id()][id].*field = std::move(value);
 }
 
 }  // namespace
 
-void note_marks(int id, prompt_marks marks) { noted()[id] = std::move(marks); }
+void note_marks(int id, prompt_marks marks) { note(id, &known_task::marks, std::move(marks)); }
 
-prompt_marks marks_of(int id) { return known(id).marks; }
+void note_rolled(int id, rolled_conversation rolled) { note(id, &known_task::rolled, std::move(rolled)); }
 
 void tasks_posted(const std::unordered_set<int> & ids) {
-    auto & s = the_tasks();
-    std::lock_guard<std::mutex> lock(s.mutex);
+    auto & cache = the_cache();
+    std::lock_guard<std::mutex> lock(cache.mutex);
+    auto & noted = cache.noted[std::this_thread::get_id()];
     for (const int id : ids) {
-        auto & task = s.by_id[id];
+        auto & task = cache.tasks[id];
+        task = std::move(noted[id]);
         task.posted_us = ggml_time_us();
-        if (const auto found = noted().find(id); found != noted().end()) {
-            task.marks = std::move(found->second);
-        }
     }
-    noted().clear();
+    cache.noted.erase(std::this_thread::get_id());
 }
 
 void request_ends(const void * reader, const std::unordered_set<int> & ids) {
     {
-        auto & s = the_tasks();
-        std::lock_guard<std::mutex> lock(s.mutex);
+        auto & cache = the_cache();
+        std::lock_guard<std::mutex> lock(cache.mutex);
         for (const int id : ids) {
-            s.by_id.erase(id);
+            cache.tasks.erase(id);
         }
     }
-    forget_rolled(ids);
     leave_place(reader);
 }
 
-int64_t posted_us(int id) { return known(id).posted_us; }
+int64_t posted_us(int id) { return copy_of(id, &known_task::posted_us); }
 
-void set_cached(int id, const edgekv_cached_tokens & cached) {
-    change(id, [&](known_task & task) { task.cached = cached; });
-}
+void set_cached(int id, const edgekv_cached_tokens & cached) { set(id, &known_task::cached, cached); }
 
-edgekv_cached_tokens cached_of(int id) { return known(id).cached; }
+edgekv_cached_tokens cached_of(int id) { return copy_of(id, &known_task::cached); }
 
-void set_found(int id, const found_prefix & found) {
-    change(id, [&](known_task & task) { task.found = found; });
-}
+void set_found(int id, const found_prefix & found) { set(id, &known_task::found, found); }
 
-found_prefix found_of(int id) { return known(id).found; }
+found_prefix found_of(int id) { return copy_of(id, &known_task::found); }
+
+prompt_marks marks_of(int id) { return copy_of(id, &known_task::marks); }
 
 }  // namespace edgekv_server

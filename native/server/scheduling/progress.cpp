@@ -1,17 +1,15 @@
 #include "server/scheduling/progress.h"
 
+#include "server/prefix_cache/prefixes.h"
+
 #include <algorithm>
 #include <atomic>
 #include <iterator>
-#include <unordered_map>
 
 namespace edgekv_server {
 namespace {
 
 std::atomic<void (*)(const edgekv_server_request *)> g_on_request{ nullptr };
-
-// by slot: the newest prompt; the decoding thread's
-std::unordered_map<int, edgekv_server_request> g_begun;
 
 void tell(const edgekv_server_request & request) {
     if (auto * function = g_on_request.load()) {
@@ -31,17 +29,17 @@ void prompt_begun(int slot, int task, int n_prompt, const found_prefix & found, 
     of.missed    = found.reason;
     of.missed_at = found.at;
     std::copy(std::begin(found.by_tier), std::end(found.by_tier), of.by_tier);
-    g_begun[slot] = of;
+    edgekv_sequence_of(slot).begun = of;
     tell(of);
 }
 
 edgekv_server_request begun_of(int slot, int task) {
-    const auto found = g_begun.find(slot);
-    return found != g_begun.end() && found->second.task == task ? found->second : edgekv_server_request{};
+    const auto & begun = edgekv_sequence_of(slot).begun;
+    return begun.task == task ? begun : edgekv_server_request{};
 }
 
 void request_ended(const edgekv_server_request & request) {
-    g_begun.erase(request.slot);
+    edgekv_sequence_of(request.slot).begun = {};
     tell(request);
 }
 

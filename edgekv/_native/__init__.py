@@ -126,11 +126,11 @@ def isa() -> str:
 def info() -> dict:
     """The loaded libraries: versions, instruction sets, backends, paths."""
     prepare()
-    from edgekv._native import core
+    from edgekv._native import core, device_calls
 
     import llama_cpp
 
-    folder = lib_dir()
+    folders = dict.fromkeys(filter(None, (lib_dir(), device_calls.folder())))
     return {
         "version": core.version(),
         "upstream": core.upstream(),
@@ -139,7 +139,7 @@ def info() -> dict:
         "isa": core.isa(),
         "isa_available": core.isa_available(),
         "system": llama_cpp.llama_print_system_info().decode().strip(),
-        "libraries": {path.name: str(path) for path in sorted(folder.iterdir()) if path.suffix in (".so", ".dylib", ".dll")},
+        "libraries": {path.name: str(path) for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".so", ".dylib", ".dll")},
     }
 
 

@@ -1,5 +1,6 @@
 """Devices, their rates, and the place of a context's data plane, as plain values."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Struct, structs
@@ -38,6 +39,12 @@ class DeviceInfo(Struct, frozen=True):
     """The reason if it is not usable."""
     has_display: bool = False
     """It may draw a screen."""
+
+
+def folder() -> Path | None:
+    """The folder of the libraries for NVIDIA's GPUs; None: there are none."""
+    path = ffi.string(lib.edgekv_device_folder()).decode()
+    return Path(path).resolve() if path else None
 
 
 def count(kind: DeviceKind) -> int:

@@ -12,7 +12,6 @@ from types import ModuleType
 
 import numpy as np
 
-import edgekv
 from edgekv.arrays import move
 from edgekv.arrays.backend import install
 from edgekv.arrays.ops import Array, Ops
@@ -37,20 +36,20 @@ _SEARCH_BYTES = 9 * 8 + 9 * 4 + 8 * 256 * 4 + 4
 
 
 class CupyOps(Ops):
-    """CuPy, on the device `index` and the stream at the address `stream`."""
+    """CuPy, on the device `index` and the stream at the address `stream`, with the kernels of `folder`."""
 
     on_device = True
 
-    def __init__(self, index: int, stream: int, runtime: int):
+    def __init__(self, index: int, stream: int, runtime: int, folder: Path | None):
         super().__init__()
         try:
-            self._load(index, stream, runtime)
+            self._load(index, stream, runtime, folder)
         except EdgeKVError:
             raise
         except Exception as error:  # cupy, its libraries and the compiler have many kinds of errors
             raise CudaUnavailable(f"CuPy cannot load EdgeKV's kernels on GPU {index} ({_first_line(error)}); {install(runtime)}") from error
 
-    def _load(self, index: int, stream: int, runtime: int) -> None:
+    def _load(self, index: int, stream: int, runtime: int, folder: Path | None) -> None:
         self._runtime = runtime
         self.xp = self._cupy = cupy = _cupy(index, runtime)
         self.errors = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError, cupy.cuda.memory.OutOfMemoryError)
@@ -59,7 +58,7 @@ class CupyOps(Ops):
         with self._device:
             self._stream = cupy.cuda.Stream.from_external(_Borrowed(stream))
             self.ubatch_stream = _Stream(cupy, self._device, self._stream)
-            module = cupy.RawModule(path=str(kernels()))
+            module = cupy.RawModule(path=str(kernels(folder)))
             self._ema, self._clear, self._search, self._list, self._gather = (module.get_function(f"edgekv_{name}") for name in KERNELS)
 
     def __enter__(self) -> CupyOps:
@@ -269,9 +268,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def kernels() -> Path:
-    """The file of our kernels, in GPU code: a build with CUDA has made it beside its libraries. Raises NativeError."""
-    path = Path(edgekv.lib_folder or "") / "edgekv-arrays.fatbin"
-    if path.is_file():
+def kernels(folder: Path | None) -> Path:
+    """The file of our kernels, in GPU code: a build with CUDA has made it beside its libraries in `folder`. Raises NativeError."""
+    name = "edgekv-arrays.fatbin"
+    if folder is not None and (path := folder / name).is_file():
         return path
-    raise NativeError(f"the GPU's kernels {path.name} are missing from the installed package; reinstall it: pip install --force-reinstall edgekv")
+    raise NativeError(f"the GPU's kernels {name} are missing from the installed package; reinstall it: pip install --force-reinstall edgekv")

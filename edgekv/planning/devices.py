@@ -27,7 +27,6 @@ DRIVER_NEEDED = {13: 580, 12: 525}
 compatibility). Builds with CUDA 12 compress their kernels as that driver can read them (native/cuda/libraries.cmake)."""
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-_PLANE = "libedgekv-cuda"
 _LIBRARIES = ("libggml-cuda.so", "libedgekv-cuda.so")
 
 
@@ -179,11 +178,10 @@ def _unseen(seen: str) -> str:
 
 def library_problem() -> str | None:
     """Why the libraries of a CUDA build cannot be opened, as a clause; None: they can, or this build has none."""
-    from edgekv import _native
     from edgekv._native.libraries import load_problem
 
-    problems = (load_problem(str(path)) for path in map(_native.lib_dir().joinpath, _LIBRARIES) if path.exists())
-    problem = next(filter(None, problems), None)
+    folder = _folder()
+    problem = None if folder is None else next(filter(None, (load_problem(str(folder / name)) for name in _LIBRARIES)), None)
     if problem is None:
         return None
     return (f"{problem}, and this build needs CUDA's libraries; install those of its version (pip install nvidia-cuda-runtime nvidia-cublas, for "
@@ -211,7 +209,7 @@ def _cupy_problem(info: DeviceInfo) -> str | None:
         return f"CuPy is not installed; {cupy_install(info)}"
     from edgekv.arrays import backend  # which brings NumPy
 
-    return backend.problem(info.index, info.runtime)
+    return backend.problem(info.index, info.runtime, _folder())
 
 
 def cupy_install(info: DeviceInfo | None) -> str:
@@ -236,10 +234,13 @@ def cupy_version() -> str | None:
 
 
 def has_cuda_build() -> bool:
-    """Whether this build has the data plane for NVIDIA GPUs. Raises NativeError if the libraries are missing."""
-    from edgekv import _native
+    """Whether this build has the data plane for NVIDIA GPUs."""
+    return _folder() is not None
 
-    return any(path.name.startswith(_PLANE) for path in _native.lib_dir().iterdir())
+
+def _folder() -> Path | None:
+    native = native_devices()
+    return None if native is None else native.folder()
 
 
 def has_cuda_driver() -> bool:

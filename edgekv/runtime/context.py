@@ -28,7 +28,7 @@ def operations(handle: core.Handle) -> Ops:
     plane = device_calls.plane(handle)
     if plane is None or plane.kind is not DeviceKind.CUDA:
         return backend.choose()
-    return backend.choose(plane.kind, plane.index, plane.stream, plane.runtime)
+    return backend.choose(plane.kind, plane.index, plane.stream, plane.runtime, device_calls.folder())
 
 
 def has_tiers(handle: core.Handle, options: KvOptions) -> bool:

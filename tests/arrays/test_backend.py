@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from support import fake_cupy
 
-import edgekv
 from edgekv.arrays import backend
 from edgekv.arrays.ops import Ops
 from edgekv.common.enums import DeviceKind
@@ -54,11 +53,11 @@ def test_kernels_that_cupy_cannot_load(emulated_kernels: Path, monkeypatch: pyte
 def test_kernels_that_are_missing(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """They lie beside the libraries."""
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, fake_cupy.Device()))
-    monkeypatch.setattr(edgekv, "lib_folder", str(tmp_path))
-    with pytest.raises(NativeError, match=r"edgekv-arrays.fatbin are missing.*reinstall"):
-        backend.choose(DeviceKind.CUDA, 0, 0, 13000)
+    for folder in (tmp_path, None):
+        with pytest.raises(NativeError, match=r"edgekv-arrays.fatbin are missing.*reinstall"):
+            backend.choose(DeviceKind.CUDA, 0, 0, 13000, folder)
     (tmp_path / "edgekv-arrays.fatbin").touch()
-    assert backend.choose(DeviceKind.CUDA, 0, 0, 13000).on_device
+    assert backend.choose(DeviceKind.CUDA, 0, 0, 13000, tmp_path).on_device
 
 
 def test_what_needs_a_compiler_says_so(emulated_cupy):

@@ -5,6 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
+from edgekv._native import device_calls
 from edgekv.arrays import cupy_ops
 from edgekv.arrays.ops import Ops
 from edgekv.common.errors import NativeError
@@ -19,11 +20,11 @@ def real_cupy() -> Ops:
     except Exception as error:
         pytest.skip(f"there is no GPU that cupy can use: {error}")
     try:
-        cupy_ops.kernels()
+        cupy_ops.kernels(device_calls.folder())
     except NativeError:
         pytest.skip("this build has no GPU code")
     stream = cupy.cuda.Stream(non_blocking=True)
-    ops = cupy_ops.CupyOps(0, stream.ptr, cupy.cuda.runtime.runtimeGetVersion())
+    ops = cupy_ops.CupyOps(0, stream.ptr, cupy.cuda.runtime.runtimeGetVersion(), device_calls.folder())
     ops.kept = stream
     return ops
 

@@ -359,7 +359,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, library: Path, device: Device)
 
     cupy = module(library, device)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(cupy_ops, "kernels", lambda: library)
+    monkeypatch.setattr(cupy_ops, "kernels", lambda folder: library)
     return cupy
 
 
@@ -370,4 +370,4 @@ def emulated_cupy(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> tu
 
     device = Device()
     put_in_place(monkeypatch, emulated_kernels, device)
-    return CupyOps(0, 0, 13000), device
+    return CupyOps(0, 0, 13000, None), device

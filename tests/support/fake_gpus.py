@@ -49,7 +49,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Callable[..., Gpus]:
         monkeypatch.setattr(device_calls, "count", lambda kind: len(found.of(kind)))
         monkeypatch.setattr(device_calls, "info", lambda kind, index=0: found.of(kind)[index])
         monkeypatch.setattr(device_calls, "rates", found.measure)
-        monkeypatch.setattr(backend, "problem", lambda index, runtime: found.cupy_problem)
+        monkeypatch.setattr(backend, "problem", lambda index, runtime, folder: found.cupy_problem)
         return found
 
     return install

@@ -1,6 +1,7 @@
 // The C functions of edgekv.h about devices.
 #include "api/guard.h"
 #include "context/context.h"
+#include "attention/backends.h"
 #include "attention/cuda/library.h"
 
 using namespace edgekv;
@@ -18,6 +19,8 @@ edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** se
     *sentence = ctx->problem.sentence.c_str();
     return ctx->problem.status;
 }
+
+const char * edgekv_device_folder() { return device_folder().c_str(); }
 
 int edgekv_device_count(edgekv_device_kind kind) {
     const DeviceLibrary * library = open_device_library(kind);

@@ -4,6 +4,8 @@
 
 #include <dlfcn.h>
 
+#include <fstream>
+
 namespace edgekv {
 
 std::string library_folder() {
@@ -15,6 +17,12 @@ std::string library_folder() {
     return own.substr(0, own.find_last_of('/') + 1);
 }
 
+const std::string & device_folder() {
+    static const std::string own = library_folder();
+    static const std::string none;
+    return !own.empty() && std::ifstream(own + "libedgekv-cuda.so").good() ? own : none;
+}
+
 static decltype(&ggml_get_type_traits_cpu) g_type_traits = nullptr;
 
 bool load_backends() {
@@ -24,8 +32,9 @@ bool load_backends() {
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);  // ggml would log each library that it opens
     if (ggml_backend_reg_count() == 0) {
         ggml_backend_load_all_from_path(library_folder().c_str());  // without a path, ggml searches the current folder
-    } else if (!ggml_backend_reg_by_name("CUDA")) {
-        ggml_backend_load((library_folder() + "libggml-cuda.so").c_str());  // linked to nothing: without NVIDIA's libraries it cannot be opened
+    }
+    if (const std::string & folder = device_folder(); !folder.empty() && !ggml_backend_reg_by_name("CUDA")) {
+        ggml_backend_load((folder + "libggml-cuda.so").c_str());  // linked to nothing: without NVIDIA's libraries it cannot be opened
     }
     ggml_log_set(before, user);
 

@@ -9,8 +9,11 @@ namespace edgekv {
 
 std::string library_folder();  // ends with the separator; empty: the system does not know it
 
-// Loads the backends that lie there, each in its best variant for this processor, and CUDA's in any build, if its libraries are there. false:
-// none of the processor's lies there.
+// Where the libraries for NVIDIA's GPUs lie; ends with the separator; empty: there are none
+const std::string & device_folder();
+
+// Loads the backends of library_folder(), each in its best variant for this processor, and CUDA's from device_folder(), in any build. false: none
+// of the processor's lies there.
 bool load_backends();
 
 // The CPU backend's conversions of rows of a type. Call it after load_backends().

@@ -25,13 +25,13 @@ const DeviceLibrary * open(const std::string & path) {
     return library && library->abi == kEngineAbi ? library : nullptr;
 }
 
-// The library's path; "": there is none. The CUDA library is installed; tests build the emulated one and name its path.
+// The library's path; "": there is none. Tests build the emulated one and name its path.
 std::string path_of(edgekv_device_kind kind) {
     if (kind == EDGEKV_DEVICE_EMULATED) {
         const char * named = std::getenv("EDGEKV_EMULATOR");
         return named ? named : "";
     }
-    const std::string folder = library_folder();
+    const std::string & folder = device_folder();
     return folder.empty() ? "" : folder + "libedgekv-cuda.so";
 }
 

@@ -172,7 +172,7 @@ def _print_gpu(gpu: dict[str, Any]) -> None:
         _line("gpu", device)
     _line("gpu", gpu["reason"])
     _line("device library", "libedgekv-cuda" if gpu["device_library"] else
-          "none: attention runs on the processor (EDGEKV_CUDA=on builds the one for NVIDIA GPUs)")
+          f"none: {gpu['plugin_problem'] or 'attention runs on the processor (EDGEKV_CUDA=on builds the one for NVIDIA GPUs)'}")
     if gpu["devices"]:
         from edgekv.planning.devices import cupy_install
 

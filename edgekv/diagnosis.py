@@ -106,6 +106,7 @@ def _gpu(backends: list[str] | None) -> dict[str, Any]:
         "used": not problem,
         "reason": f"not used: {problem}" if problem else "in use",
         "device_library": backends is not None and devices.has_cuda_build(),
+        "plugin_problem": devices.plugin_problem(),
         "cupy": devices.cupy_version(),
         "pinned": pinned(),
     }

@@ -42,9 +42,14 @@ class DeviceInfo(Struct, frozen=True):
 
 
 def folder() -> Path | None:
-    """The folder of the libraries for NVIDIA's GPUs; None: there are none."""
+    """The folder of the libraries for NVIDIA's GPUs: the package's own, or that of a plug-in of the same sources; None: there are none."""
     path = ffi.string(lib.edgekv_device_folder()).decode()
     return Path(path).resolve() if path else None
+
+
+def plugin_problem() -> str | None:
+    """The reason why a plug-in beside the package is refused, as a clause; None: none is."""
+    return ffi.string(lib.edgekv_plugin_problem()).decode() or None
 
 
 def count(kind: DeviceKind) -> int:

@@ -170,10 +170,31 @@ def _lack(kind: DeviceKind, found: list[DeviceInfo]) -> _Lack | None:
 
 def _unseen(seen: str) -> str:
     """The reason why CUDA has no device although `nvidia_gpus` lists this one."""
-    if not has_cuda_build():
-        cuda = next((cuda for cuda, driver in DRIVER_NEEDED.items() if _branch(seen) >= driver), min(DRIVER_NEEDED))
-        return f'this build of EdgeKV has no CUDA code; in a checkout, pip install ".[cuda{cuda}]" builds it with the CUDA toolkit and EDGEKV_CUDA=on'
-    return library_problem() or _driver_problem(seen)
+    if has_cuda_build():
+        return library_problem() or _driver_problem(seen)
+    if (problem := plugin_problem()) is not None:
+        return problem
+    cuda = next((cuda for cuda, driver in DRIVER_NEEDED.items() if _branch(seen) >= driver), min(DRIVER_NEEDED))
+    if _has_plugin(cuda):
+        return f'this build of EdgeKV has no CUDA code; pip install "edgekv[cuda{cuda}]" brings it'
+    return f'this build of EdgeKV has no CUDA code; in a checkout, pip install ".[cuda{cuda}]" builds it with the CUDA toolkit and EDGEKV_CUDA=on'
+
+
+def _has_plugin(cuda: int) -> bool:
+    """Whether this package's extra for a CUDA version brings a plug-in with the libraries: only the wheel for people has such extras (.ci/wheel)."""
+    from importlib import metadata
+
+    try:
+        needs = metadata.requires("edgekv") or []
+    except metadata.PackageNotFoundError:
+        return False
+    return any(need.startswith(f"edgekv-cuda{cuda}") for need in needs)
+
+
+def plugin_problem() -> str | None:
+    """The reason why a plug-in with CUDA code is refused, as a clause; None: there is none, or it is used."""
+    native = native_devices()
+    return None if native is None else native.plugin_problem()
 
 
 def library_problem() -> str | None:
@@ -234,7 +255,7 @@ def cupy_version() -> str | None:
 
 
 def has_cuda_build() -> bool:
-    """Whether this build has the data plane for NVIDIA GPUs."""
+    """Whether this installation has the data plane for NVIDIA GPUs: its build, or a plug-in."""
     return _folder() is not None
 
 

@@ -56,8 +56,10 @@ typedef struct {
     bool usable;
     char problem[256]; /* why it is not usable */
 } edgekv_device_info;
-/* The folder of the libraries for NVIDIA's GPUs; "": there is none. The text lives as long as the process. */
+/* The folder of the libraries for NVIDIA's GPUs: ours in a build with CUDA, else that of a plug-in (edgekv-cuda13, edgekv-cuda12) beside the
+   package; "": there is none. The text lives as long as the process, and so does the next one: why a plug-in is refused, as a clause; "": none is. */
 EDGEKV_API const char * edgekv_device_folder(void);
+EDGEKV_API const char * edgekv_plugin_problem(void);
 EDGEKV_API int edgekv_device_count(edgekv_device_kind kind); /* 0 also if the build does not serve such devices */
 EDGEKV_API edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_device_info * out);
 /* Whether the system pins so much host memory for a device now: it is pinned and given back. EDGEKV_NOT_PINNED: it does not */

@@ -20,7 +20,9 @@ edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** se
     return ctx->problem.status;
 }
 
-const char * edgekv_device_folder() { return device_folder().c_str(); }
+const char * edgekv_device_folder() { return device_folder().path.c_str(); }
+
+const char * edgekv_plugin_problem() { return device_folder().problem.c_str(); }
 
 int edgekv_device_count(edgekv_device_kind kind) {
     const DeviceLibrary * library = open_device_library(kind);
@@ -32,7 +34,9 @@ namespace {
 edgekv_status find_library(edgekv_device_kind kind, int index, const DeviceLibrary *& library) {
     library = open_device_library(kind);
     if (!library) {
-        return fail(EDGEKV_UNSUPPORTED, "this build of EdgeKV has no CUDA kernels: install it with EDGEKV_CUDA=on");
+        const std::string & problem = device_folder().problem;
+        return fail(EDGEKV_UNSUPPORTED, kind == EDGEKV_DEVICE_CUDA && !problem.empty() ? problem :
+                                        "this build of EdgeKV has no CUDA kernels: install it with EDGEKV_CUDA=on");
     }
     if (const int n = library->count(); index < 0 || index >= n) {
         return fail(EDGEKV_UNSUPPORTED, n == 0 ? std::string(library->last_error()[0] ? library->last_error() : "there is no GPU")

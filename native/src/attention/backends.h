@@ -9,8 +9,12 @@ namespace edgekv {
 
 std::string library_folder();  // ends with the separator; empty: the system does not know it
 
-// Where the libraries for NVIDIA's GPUs lie; ends with the separator; empty: there are none
-const std::string & device_folder();
+// Where the libraries for NVIDIA's GPUs lie: beside ours in a build with CUDA, else in a plug-in's folder beside the package.
+struct DeviceFolder {
+    std::string path;     // ends with the separator; empty: there are none
+    std::string problem;  // why a plug-in is refused, as a clause; empty: none is
+};
+const DeviceFolder & device_folder();
 
 // Loads the backends of library_folder(), each in its best variant for this processor, and CUDA's from device_folder(), in any build. false: none
 // of the processor's lies there.

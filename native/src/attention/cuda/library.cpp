@@ -31,7 +31,7 @@ std::string path_of(edgekv_device_kind kind) {
         const char * named = std::getenv("EDGEKV_EMULATOR");
         return named ? named : "";
     }
-    const std::string & folder = device_folder();
+    const std::string & folder = device_folder().path;
     return folder.empty() ? "" : folder + "libedgekv-cuda.so";
 }
 

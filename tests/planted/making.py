@@ -77,7 +77,8 @@ def _tools(root: Path) -> tuple[str, list[str]]:
     built = next(root.glob("build/*/CMakeCache.txt"), None)
     known = dict(re.findall(r"^(\w+):\w+=(.*)$", built.read_text(), re.M)) if built else {}
     names = ("CMAKE_C_COMPILER", "CMAKE_CXX_COMPILER")
-    return known.get("CMAKE_COMMAND", "cmake"), [f"-D{name}={known[name]}" for name in names if name in known]
+    tools = {name: path for name, path in known.items() if shutil.which(path)}  # pip's own environment is gone
+    return tools.get("CMAKE_COMMAND", "cmake"), [f"-D{name}={tools[name]}" for name in names if name in tools]
 
 
 def planted(folder: Path, root: Path, faults: dict[int, Fault]) -> Place:

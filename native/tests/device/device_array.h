@@ -68,11 +68,11 @@ private:
     bool pinned = false;
 };
 
-// Kernels that the emulator searches for races take four times as long, and run fewer cases.
-#if defined(EDGEKV_RACECHECK)
-constexpr bool kRaces = true;
+// Where kernels take many times as long: where the emulator searches for races, and under native/tests/ptx --few.
+#if defined(EDGEKV_RACECHECK) || defined(EDGEKV_FEW)
+constexpr bool kFew = true;
 #else
-constexpr bool kRaces = false;
+constexpr bool kFew = false;
 #endif
 
 struct TestStream {

@@ -228,7 +228,7 @@ int main() {
     for (const CellType k : {CellType::f16, CellType::q8_0, CellType::q4_0}) {
         for (const CellType v : {CellType::f16, CellType::q8_0, CellType::q4_0}) {
             for (const int dim : {64, 128}) {
-                if (kRaces && (k == v) != (dim == 64)) {
+                if (kFew && (k == v) != (dim == 64)) {
                     continue;
                 }
                 for (const int n_sets : {1, 5, 4096}) {

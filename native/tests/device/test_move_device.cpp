@@ -323,7 +323,7 @@ int main() {
             }
             for (int i = 0; i < 12; ++i) {
                 ++seed;
-                if (kRaces ? i != 10 : i % 5 != 0) {
+                if (kFew ? i != 10 : i % 5 != 0) {
                     continue;
                 }
                 const int gaps[] = {0, 0, 2, 8, 16}, skews[] = {0, 0, 2, 4};

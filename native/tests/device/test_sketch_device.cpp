@@ -362,7 +362,7 @@ void check_all() {
                 c.partly_seen = c.device = true;
                 c.partial = rng.one_of(2);
                 c.arena = rng.one_of(2);
-                if (i % (kRaces ? 8 : 3) == 0) {
+                if (i % (kFew ? 8 : 3) == 0) {
                     check_case(c, n, stream);
                 }
             }

@@ -23,7 +23,7 @@ BUDGETS = {
     "edgekv/bench": 2_806,
     "edgekv/common": 838,
     "edgekv/config": 1_046,
-    "edgekv/lab": 5_215,
+    "edgekv/lab": 5_252,
     "edgekv/measure": 1_299,
     "edgekv/pages": 185,
     "edgekv/planning": 2_650,

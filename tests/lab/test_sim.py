@@ -12,7 +12,7 @@ from support.traces import random_trace, replayed
 
 from edgekv.common.enums import Split
 from edgekv.common.errors import ConfigError
-from edgekv.config import Attend
+from edgekv.lab.traces.budget import Budget
 from edgekv.lab.traces.sim import OBSERVATIONS, Replay, Scenario, simulate
 from edgekv.lab.traces.trace import Trace
 from edgekv.policies import POLICIES
@@ -21,7 +21,7 @@ from edgekv.policies import POLICIES
 @pytest.mark.parametrize("scenario", [
     Scenario(budget=0.4), Scenario(policy="lru", budget=0.3, observe="full", access="mass3%"),
     Scenario(budget=0.3, observe="honest", access="top3"), Scenario(budget=0.3, split="uniform", observe="honest"),
-    Scenario(policy="random", budget=Attend(tokens=100)), Scenario(budget=0.2, prefetch="rope", prefetch_pages=2)],
+    Scenario(policy="random", budget=Budget(tokens=100)), Scenario(budget=0.2, prefetch="rope", prefetch_pages=2)],
     ids=lambda scenario: f"{scenario.name}, {scenario.access}, {scenario.prefetch}")
 def test_figures(scenario: Scenario):
     trace = random_trace()
@@ -108,7 +108,7 @@ def test_nothing_beats_the_oracle(policy, split):
 
 def test_the_budget():
     trace = random_trace()
-    for budget, pages in ((0.25, 5), (Attend(tokens=65), 5), (Attend(tokens=9999), 20)):
+    for budget, pages in ((0.25, 5), (Budget(tokens=65), 5), (Budget(tokens=9999), 20)):
         for replay, step, measured in replayed(trace, Scenario(policy="ema", budget=budget, split="uniform")):
             if measured and step.n_used_end == 20:
                 assert (replay.chosen[:2].sum(axis=2) == pages).all()

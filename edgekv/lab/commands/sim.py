@@ -16,14 +16,15 @@ from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_rows
 from edgekv.common.enums import Split
 from edgekv.common.units import GIB, percent
-from edgekv.config import Attend, PlacementOptions
+from edgekv.config import PlacementOptions
 from edgekv.config.assignments import assigned
+from edgekv.lab.traces.budget import Budget
 
 if TYPE_CHECKING:
     from edgekv.lab.traces.sim import Result, Scenario
 
 
-_BUDGET = Parsed("PERCENT|TOKENS", Attend.parse)
+_BUDGET = Parsed("PERCENT|TOKENS", Budget.parse)
 
 
 def _budget(budget: float) -> str:
@@ -81,7 +82,7 @@ _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
 @option("--worst", type=click.IntRange(min=1), metavar="N", help="Rows for the N heads with the lowest hit rate by mass only.")
 @output_option("md", "csv", "json")
 def sim(
-    traces: tuple[Path, ...], specs: tuple[str, ...], shares: tuple[Attend, ...], observe: tuple[str, ...], split: str | None,
+    traces: tuple[Path, ...], specs: tuple[str, ...], shares: tuple[Budget, ...], observe: tuple[str, ...], split: str | None,
     prefetch: str, prefetch_pages: float, access: str, assignments: tuple[str, ...], by: str, worst: int | None, output: str,
 ) -> None:
     """Replay recorded attention (`edgekv lab trace record`) against policies, without a model: a row for each trace, policy and

@@ -14,8 +14,8 @@ A step t decodes one token, with the same policies and prefetchers as live:
 2. The figures (below) count the part that these pages serve.
 3. The policy observes. `sampled`: mode sparse's observation, the weighted mass of the rows that it read, a consistent estimate of the
    mass of every page, hot or not. `full`: the true mass of every page, which only a recording has. `honest`: only the policy's chosen
-   pages, their mass scaled up to the softmax over them, as when the policy decides what is attended: mode evict, and mode sparse without
-   sketches. A trace knows a group's query heads only together, so the scale is that of their sum.
+   pages, their mass scaled up to the softmax over them, as when the policy decides what is attended. A trace knows a group's query heads
+   only together, so the scale is that of their sum.
 4. Prefetch adds to the hot tier (`edgekv.lab.traces.sim.hot`).
 
 In the warm-up nothing is missed or counted: even under honest observation everything is attended. The choice of its last step is hot

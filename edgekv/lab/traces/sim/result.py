@@ -54,7 +54,7 @@ class Result(Struct, frozen=True):
         """Numbers and words for a table. hit_rate is by access; worst_mass is the lowest hit_rate_mass of any head; budget is a
         share, or a whole number of tokens."""
         scenario = self.scenario
-        budget: Any = scenario.budget  # __post_init__ made it an Attend
+        budget: Any = scenario.budget  # __post_init__ made it a Budget
         return {
             "policy": scenario.policy, "budget": budget.tokens or budget.share, "split": self.split.value,
             "observe": self.observe, "prefetch": scenario.prefetch, "access": str(scenario.access),

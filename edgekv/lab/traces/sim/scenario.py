@@ -11,7 +11,8 @@ from msgspec.structs import force_setattr, replace
 from edgekv.common.enums import Split
 from edgekv.common.errors import ConfigError
 from edgekv.common.registry import Registry
-from edgekv.config import Attend, PlacementOptions, choice
+from edgekv.config import PlacementOptions, choice
+from edgekv.lab.traces.budget import Budget
 from edgekv.tiering.prefetch import PREFETCHERS
 
 OBSERVATIONS: Registry[str] = Registry("observation mode")
@@ -52,8 +53,8 @@ class Scenario(Struct, frozen=True):
     """One simulation. Raises ConfigError for settings that do not go together."""
 
     policy: str = PlacementOptions.policy
-    budget: Attend | float = 0.10
-    """Share of hot pages among the visible ones, on average over heads, or an Attend with a number of tokens."""
+    budget: Budget | float = 0.10
+    """Share of hot pages among the visible ones, on average over heads, or a Budget with a number of tokens."""
     split: Split | None = None
     """None: that of the policy's source; without one, pooled like the arena, and uniform under honest observation."""
     observe: str = "sampled"
@@ -68,10 +69,10 @@ class Scenario(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         set_ = force_setattr
-        if not isinstance(self.budget, Attend):
+        if not isinstance(self.budget, Budget):
             if not 0 < self.budget <= 1:
                 raise ConfigError(f"the budget is {self.budget!r}; it must be a share of the pages above 0 and at most 1")
-            set_(self, "budget", Attend(share=float(self.budget)))
+            set_(self, "budget", Budget(share=float(self.budget)))
         if self.split is not None:
             set_(self, "split", choice(Split, self.split, "budget split"))
         OBSERVATIONS.get(self.observe)

@@ -33,9 +33,8 @@ _MODES, _MODES_ON_DISK = ("off", "exact", "sparse"), ("exact", "sparse")
 
 _MODES_HELP = (
     "off (stock, always measured: off-flash and off-noflash, with and without flash attention; naming one of these in place of off "
-    "measures that one alone), exact, exact-unobserved (attention mass not measured), sparse, and for comparison ema (no sketches: the "
-    "policy's best pages) and streaming (the first and the newest tokens). A mode can be changed: sparse:sample_budget=1000, "
-    "ema:attend=10%,policy=lru."
+    "measures that one alone), exact, exact-unobserved (attention mass not measured) and sparse. A mode can be changed: "
+    "sparse:sample_budget=1000,recent_tokens=256."
 )
 
 
@@ -60,7 +59,7 @@ class _Bench(Group):
     "edgekv bench -p 512 -n 128 -d 0,4096,16384",
     "edgekv bench -m model.gguf --kv-dir /mnt/nvme --kv-budget 64MiB,512MiB",
     "edgekv bench -d 0-32768+8192 --fill synthetic -r 3 --kv-dir /mnt/nvme",
-    "edgekv bench -p 0 -d 512,7680 --kld --modes exact,sparse,ema --text code",
+    "edgekv bench -p 0 -d 512,7680 --kld --modes exact,sparse,sparse:sample_budget=500 --text code",
 ))
 @_many("-m", "--model", "models", type=click.Path(path_type=Path), metavar="FILE",
        help="A GGUF file; several times for several models.  [default: the default model]")

@@ -12,10 +12,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edgekv import policies
-from edgekv.common.enums import FULL, STOCK, STOCK_KERNELS, KvMode, PromptReading, SketchKind
+from edgekv.common.enums import FULL, STOCK, STOCK_KERNELS, KvMode, PromptReading
 from edgekv.common.errors import ConfigError
 from edgekv.common.registry import Registry
-from edgekv.common.units import parse_bytes
+from edgekv.common.units import parse_bytes, parse_share
 from edgekv.config import CacheOptions, HeadErrors, KvOptions, option_kind, option_names
 from edgekv.config.assignments import assigned, split_at
 from edgekv.tiering.prefetch import PREFETCHERS
@@ -27,8 +27,8 @@ class BenchMode(Struct, frozen=True):
     changes: Mapping[str, Any]
     flash_attn: bool = True
     """False: the mode needs a context and a cache of its own, because V is stored transposed."""
-    newest: bool = False
-    """The mode attends only the first and the newest tokens."""
+    kept: float | None = None
+    """Mode evict: the share of the visible tokens that it keeps; None: `evict_to` says how many."""
     destructive: bool = False
     """The mode drops cells: `Decoder.restore` undoes its tokens, a rewind does not."""
 
@@ -44,15 +44,12 @@ class BenchMode(Struct, frozen=True):
             return {"error": 0.0, "attended_fraction": 1.0, "coverage": 1.0}
         if self.changes["mode"] is KvMode.EVICT:
             return {"error": None, "coverage": None}
-        return {"error": None} if self.changes.get("sketch") in (SketchKind.NONE, SketchKind.NONE.value) else {}
+        return {}
 
     def options(self, base: KvOptions, n_visible: int) -> KvOptions:
         """The options for `n_visible` visible tokens."""
         options = base.with_(**self.changes)
-        if self.newest:
-            n_attended = options.selection.attend.tokens or round(options.selection.attend.share * n_visible)
-            options = options.with_(recent_tokens=max(0, n_attended - options.selection.sink_tokens))
-        return options
+        return options if self.kept is None else options.with_(evict_to=max(round(self.kept * n_visible), options.always_kept))
 
 
 MODES: Registry[BenchMode] = Registry("bench mode")
@@ -64,10 +61,10 @@ def _drops(changes: Mapping[str, Any]) -> bool:
     return changes["mode"] is KvMode.EVICT
 
 
-def _add(name: str, mode: KvMode, description: str, newest: bool = False, **changes: Any) -> None:
+def _add(name: str, mode: KvMode, description: str, **changes: Any) -> None:
     decides = mode in (KvMode.SPARSE, KvMode.EVICT)
     changes = {"mode": mode, "observe": mode is not KvMode.OFF, **({} if decides else _NO_HIERARCHY), **changes}
-    MODES.add(name, BenchMode(changes, newest=newest, destructive=_drops(changes)), description)
+    MODES.add(name, BenchMode(changes, destructive=_drops(changes)), description)
 
 
 _add(STOCK, KvMode.OFF, "stock llama.cpp: where times are measured the faster of the next two, which always are; elsewhere the first")
@@ -77,8 +74,6 @@ MODES.add(STOCK_KERNELS[1], BenchMode({"mode": KvMode.OFF, "observe": False, **_
 _add(FULL, KvMode.EXACT, "every visible page")
 _add("exact-unobserved", KvMode.EXACT, "exact without measuring attention mass", observe=False)
 _add("sparse", KvMode.SPARSE, "the tokens that sketches say matter and a weighted sample of the others, with the options' defaults")
-_add("ema", KvMode.SPARSE, "the pages attended lately alone, no sketches", sketch=SketchKind.NONE, policy="ema+anchor+recent")
-_add("streaming", KvMode.SPARSE, "the first and the newest pages alone", newest=True, sketch=SketchKind.NONE, policy="anchor+recent")
 _add("evict", KvMode.EVICT, "what the policy kept, the rest dropped for good")
 
 
@@ -89,8 +84,10 @@ def find_mode(name: str) -> BenchMode:
     if not colon:
         return mode
     named = assigned(split_at(",", text), {key: _reader(key) for key in CHANGEABLE}, f"bench mode {name!r}", "change")
-    changes = {**mode.changes, **named}
+    changes, kept = {**mode.changes, **named}, None
     try:
+        if str(named.get("evict_to", "")).endswith("%"):
+            kept = parse_share(changes.pop("evict_to"), "what is kept")
         options = KvOptions(**changes)
         options.check_effect(named.keys() - {"kv_budget"})  # whether there is a home is the request's
         changes["mode"] = options.mode
@@ -98,7 +95,7 @@ def find_mode(name: str) -> BenchMode:
         PREFETCHERS.get(options.placement.prefetch)
     except ConfigError as error:
         raise ConfigError(f"bench mode {name!r}: {error}") from None
-    return replace(mode, changes=changes, destructive=_drops(changes))
+    return replace(mode, changes=changes, kept=kept, destructive=_drops(changes))
 
 
 def errors_for(modes: Iterable[BenchMode], model: Path, cache: Mapping[str, Any], n_threads: int,

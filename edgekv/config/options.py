@@ -136,6 +136,11 @@ class KvOptions:
             raise ConfigError(f"convert {size(keep.bytes)} to tokens first; how many that are depends on the model")
         return keep.tokens
 
+    @property
+    def always_kept(self) -> int:
+        """Tokens that mode evict never drops: the first and the newest, in whole pages."""
+        return self.selection.sink_tokens + self.selection.recent_tokens + 2 * self.cache.page_size
+
     @classmethod
     def from_env(cls, **named: Any) -> KvOptions:
         """Defaults, overridden by EDGEKV_* variables, overridden by each named option that is not None. Raises ConfigError."""

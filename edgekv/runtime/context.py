@@ -86,8 +86,7 @@ def check_evict(handle: core.Handle, options: KvOptions, cells: Cells) -> None:
         raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")
     if cells.n_stream < limits.n_seq_max:
         raise ConfigError(f"mode evict bounds each sequence, and the {limits.n_seq_max} of this context share one cache; make it without kv_unified")
-    always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_size  # whole pages
-    eviction.check_keep(options.keep_tokens, limits.n_kept or cells.n_cells, limits.n_batch, always, frees=limits.n_kept > 0)
+    eviction.check_keep(options.keep_tokens, limits.n_kept or cells.n_cells, limits.n_batch, options.always_kept, frees=limits.n_kept > 0)
 
 
 def set_resolutions(handle: core.Handle, options: KvOptions, n_heads: int) -> None:

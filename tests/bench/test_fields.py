@@ -238,23 +238,18 @@ def test_number_of_timed_steps(synthetic, monkeypatch, n_steps, n_rounds):
 def test_every_mode_runs(synthetic):
     """A sparse mode reads less than everything; the figures that a table of modes needs are there."""
     modes = tuple(name for name in MODES if not find_mode(name).destructive)
-    changed = "sparse:sample_budget=100,error_every=1", "ema:attend=50%"
-    rows = {row["kv_mode"]: row for row in decode(synthetic(), depths=(1200,), modes=(*modes, *changed), n_gen=(40,), n_warmup=16)}
-    for name in (*modes[5:], *changed):
+    changed = "sparse:sample_budget=100,error_every=1"
+    rows = {row["kv_mode"]: row for row in decode(synthetic(), depths=(1200,), modes=(*modes, changed), n_gen=(40,), n_warmup=16)}
+    for name in ("sparse", changed):
         row = rows[name]
         assert find_mode(name).changes["mode"] is KvMode.SPARSE and row["note"] is None
-        assert 0 < row["attended_fraction"] < 1 and 0 <= row["hit_rate"] <= 1 and 0 <= row["hit_rate_mass"] <= 1 + 1e-6
+        assert 0 < row["attended_fraction"] < row["coverage"] < 1 and 0 <= row["hit_rate"] <= 1 and 0 <= row["hit_rate_mass"] <= 1 + 1e-6
         assert row["rows_per_head"] == pytest.approx(1220 * row["attended_fraction"], rel=0.05)
-        sampled = name.startswith("sparse")
-        assert row["error"] > 0 if sampled else row["error"] is None
-        assert row["attended_fraction"] < row["coverage"] < 1 if sampled else row["coverage"] is None
-        assert row["sketch_mib"] > 0 if sampled else row["sketch_mib"] is None
+        assert row["error"] > 0 and row["sketch_mib"] > 0
         assert row["bytes_moved"] >= 0 and row["stall_ms"] >= 0 and row["overhead_fraction"] > 0
         assert row["kld_exact"] > 0 and row["kld"] > 0
-    assert rows[changed[0]]["attended_fraction"] < rows["sparse"]["attended_fraction"]
-    assert rows[changed[0]]["error"] > 2 * rows["sparse"]["error"] and rows[changed[0]]["coverage"] < rows["sparse"]["coverage"]
-    assert rows["ema"]["attended_fraction"] == pytest.approx(0.125, abs=0.05) == rows["streaming"]["attended_fraction"]
-    assert rows[changed[1]]["attended_fraction"] == pytest.approx(0.5, abs=0.05)
+    assert rows[changed]["attended_fraction"] < rows["sparse"]["attended_fraction"]
+    assert rows[changed]["error"] > 2 * rows["sparse"]["error"] and rows[changed]["coverage"] < rows["sparse"]["coverage"]
     assert rows["off-flash"]["kv_budget_mib"] is None is rows["exact"]["kv_budget_mib"]
 
 
@@ -262,6 +257,6 @@ def test_passes_do_not_know_of_each_other(synthetic):
     """What a mode predicts does not depend on the modes before it: its policy begins anew, and residency changes nothing."""
     settings = {"depths": (1200,), "n_rounds": 1, "n_gen": (11,), "n_warmup": 16}  # 16 + 1 + 11 steps: the policy runs after every fourth
     alone = decode(synthetic(), modes=("exact", "sparse"), **settings)[-1]
-    after = decode(synthetic(), modes=("exact", "sparse:sample_budget=500", "ema", "sparse"), **settings)[-1]
+    after = decode(synthetic(), modes=("exact", "sparse:sample_budget=500", "sparse:sample_budget=50", "sparse"), **settings)[-1]
     assert after["kv_mode"] == alone["kv_mode"] == "sparse"
     assert (after["nll"], after["kld_exact"]) == pytest.approx((alone["nll"], alone["kld_exact"]), rel=1e-4)

@@ -10,21 +10,27 @@ from edgekv.bench.modes import MODES, errors_for, find_mode, in_order
 from edgekv.bench.tally import log_softmax
 from edgekv.bench.text import TEXTS, find_text, read_text
 from edgekv.cli.bench import bench
-from edgekv.common.enums import KvMode, SketchKind
+from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
 from edgekv.config.assignments import split_modes
 
 
 def test_modes_can_be_changed():
-    mode = find_mode("sparse:sample_budget=1e3,keep_rows=on,kv_budget=2MiB,error_every=2,sketch=b3")
+    mode = find_mode("sparse:sample_budget=1e3,keep_rows=on,kv_budget=2MiB,error_every=2")
     options = mode.options(KvOptions(), 4096)
     assert (options.selection.sample_budget, options.selection.keep_rows, options.selection.error_every) == (1000.0, True, 2)
-    assert options.placement.kv_budget == 2 << 20 and options.selection.sketch is SketchKind.B3 and options.mode is KvMode.SPARSE
-    assert str(find_mode("sparse:sketch=none,attend=10%").options(KvOptions(), 4096).selection.attend) == "10%"
+    assert options.placement.kv_budget == 2 << 20 and options.mode is KvMode.SPARSE
     assert find_mode("sparse:kv_budget=auto").options(KvOptions(), 4096).placement.kv_budget is None
-    assert find_mode("streaming").options(KvOptions(), 8000).selection.recent_tokens == 1000 - KvOptions().selection.sink_tokens
-    assert find_mode("sparse:sketch=none").figures == {"error": None} and find_mode("sparse").figures == {}
+    assert find_mode("sparse").figures == {} and find_mode("evict").figures == {"error": None, "coverage": None}
+
+
+def test_mode_evict_keeps_a_share_of_any_context():
+    """And at least what it never drops: the first and the newest tokens, in whole pages."""
+    kept = find_mode("evict:policy=h2o,evict_to=12.5%")
+    assert [kept.options(KvOptions(), n).keep_tokens for n in (8000, 1000)] == [1000, 125] and kept.destructive
+    assert [kept.options(KvOptions(page_size=64), n).keep_tokens for n in (8000, 1000, 0)] == [1000, 16 + 64 + 2 * 64, 16 + 64 + 2 * 64]
+    assert find_mode("evict:evict_to=1024").options(KvOptions(), 8000).keep_tokens == 1024
 
 
 def test_a_mode_with_an_error_knows_the_heads(synthetic, tmp_path, monkeypatch):
@@ -48,9 +54,9 @@ def test_a_mode_with_an_error_knows_the_heads(synthetic, tmp_path, monkeypatch):
     ("sparse:sample_budget", "write NAME=VALUE"), ("sparse:sample_budget=much", "sample_budget is 'much'; it must be a number"),
     ("sparse:keep_rows=perhaps", "it must be on or off"), ("sparse:error_every=0.5", "a whole number"),
     ("sparse:sample_budget=0.5", "a number from 1"), ("sparse:coverage=0.9", "is not a change"), ("sparse-box", "choose one of: off, "),
-    ("sparse:attend=10%", "attend works without sketches only, .* use sample_budget, or sketch none"),
-    ("ema:sample_budget=9", "the sketch is none; use attend"),
-    ("sparse:sketch=b7", "use one of: b3, none"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_size=32", "is not a change"),
+    ("sparse:evict_to=10%", "evict_to works in mode evict only, and the mode is sparse; use mode evict"),
+    ("evict:evict_to=110%", "what is kept is '110%'; it must be a share"), ("ema", "choose one of: off, "),
+    ("sparse:sketch=b7", "use one of: b3"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_size=32", "is not a change"),
     ("exact:sample_budget=100", "sample_budget works in modes sparse and evict only, and the mode is exact; use mode sparse"),
     ("off:kv_vram=1GiB", "kv_vram does nothing in mode off"),
     ("sparse:policy=ema+fish", "there is no policy 'fish'"), ("sparse:prefetch=fish", "there is no prefetch 'fish'")])
@@ -61,9 +67,9 @@ def test_modes_that_are_none(name, sentence):
 
 def test_lists_of_modes():
     assert split_modes("off, exact") == ("off", "exact")
-    changed = ("sparse:sample_budget=1000,policy=lru", "ema", "streaming:attend=5%")
+    changed = ("sparse:sample_budget=1000,policy=lru", "exact", "evict:evict_to=5%")
     assert split_modes(",".join(changed)) == changed
-    assert in_order(("sparse", "exact", "sparse")) == ("off", "exact", "sparse") and in_order(("ema",)) == ("off", "ema")
+    assert in_order(("sparse", "exact", "sparse")) == ("off", "exact", "sparse") and in_order(("sparse",)) == ("off", "sparse")
 
 
 def test_a_mode_that_drops_is_known_however_it_is_named():

@@ -7,13 +7,10 @@ import pytest
 from click.testing import CliRunner
 from support.traces import random_trace
 
-from edgekv.bench.modes import find_mode
 from edgekv.bench.text import Text
 from edgekv.cli.main import cli
-from edgekv.common.enums import SketchKind, Split
 from edgekv.common.errors import ConfigError
 from edgekv.common.machine import cpu_family
-from edgekv.config import KvOptions
 from edgekv.lab.questions import ladder
 from edgekv.lab.questions.ladder import BASE, FIGURES, MEAN, RUNGS, LadderBench, of_traces, prepare, run
 from edgekv.lab.traces.sim import simulate
@@ -32,18 +29,8 @@ def trace(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.live], ids=lambda rung: rung.name)
-def test_live_modes_are_what_is_simulated(rung):
-    mode = find_mode(rung.bench_mode(0.125))
-    options = mode.options(KvOptions(), 4096)
-    scenario = BASE.with_(budget=0.125, **rung.scenario)
-    assert options.selection.attend == scenario.budget and options.selection.exact_tokens == 0 and options.selection.sketch is SketchKind.NONE
-    assert rung.name == "streaming" or options.placement.policy == scenario.policy
-    assert scenario.split is Split.UNIFORM  # as each head attends alike
-
-
 def test_rows(trace):
-    bench = of_traces(None, (trace,), budgets=(0.1, 0.3), observe=("sampled", "honest", "full"), live=False)
+    bench = of_traces((trace,), budgets=(0.1, 0.3), observe=("sampled", "honest", "full"))
     rows = run(bench, prepare(bench, trace.parent))
     assert [(row["budget"], row["observe"], row["rung"]) for row in rows] == [
         (budget, observe if name in SEEING else "ahead", name) for budget in (0.1, 0.3)
@@ -70,17 +57,17 @@ def test_rows(trace):
 
 def test_means(trace, tmp_path):
     random_trace(7).write(tmp_path / "other.npz")
-    bench = of_traces(None, (trace, tmp_path / "other.npz"), budgets=(0.2,), live=False)
+    bench = of_traces((trace, tmp_path / "other.npz"), budgets=(0.2,))
     rows = run(bench, prepare(bench, tmp_path))
     assert {row["text"] for row in rows} == {str(trace), str(tmp_path / "other.npz"), MEAN}  # one text twice: told apart by file
     for observe, name in {(row["observe"], row["rung"]) for row in rows}:
         *each, mean = (row for row in rows if (row["observe"], row["rung"]) == (observe, name))
         assert mean["text"] == MEAN and mean["hit_rate"] == pytest.approx(sum(row["hit_rate"] for row in each) / 2)
-        assert len(each) == 2 and mean["kld"] is None
+        assert len(each) == 2 and (mean["gain"] is None) == (each[0]["base"] is None)
 
 
 def test_command_on_traces(trace, tmp_path):
-    arguments = ["lab", "ladder", "--trace", str(trace), "--no-live", "--budgets", "10%,0.3"]
+    arguments = ["lab", "ladder", "--trace", str(trace), "--budgets", "10%,0.3"]
     result = CliRunner().invoke(cli, [*arguments, "-o", "md", "--save", str(tmp_path / "kept")])
     assert result.exit_code == 0, result.output
     head, empty, *lines = result.stdout.splitlines()
@@ -92,13 +79,13 @@ def test_command_on_traces(trace, tmp_path):
     kept = json.loads((tmp_path / "kept" / "ladder.json").read_text())
     assert [(row["kind"], row["rung"]) for row in kept] == [("ladder", name) for name in (NAMES + SEEING) * 2]
     csv = CliRunner().invoke(cli, [*arguments, "-o", "csv"]).stdout.splitlines()
-    assert len(csv) == 1 + len(kept) and {"gain", "kld", "worst_mass", "cpu", "date"} <= set(csv[0].split(","))
+    assert len(csv) == 1 + len(kept) and {"gain", "worst_mass", "cpu", "date"} <= set(csv[0].split(","))
 
 
-def test_records_decodes_and_records_once(synthetic, tmp_path, monkeypatch):
+def test_records_once(synthetic, tmp_path, monkeypatch):
     text = Text("letters", 200 * LETTERS)
     rungs = tuple(rung for rung in RUNGS if rung.name in ("lru", "+ anchors", "oracle"))
-    bench = LadderBench(synthetic(), (text,), depth=200, n_steps=12, budgets=(0.25,), n_live_steps=20, rungs=rungs)
+    bench = LadderBench(synthetic(), (text,), depth=200, n_steps=12, budgets=(0.25,), rungs=rungs)
     traces = prepare(bench, tmp_path)
     assert list(traces) == ["letters"] and traces["letters"].parent == tmp_path
     monkeypatch.setattr(ladder, "record", None)  # it is there
@@ -109,17 +96,12 @@ def test_records_decodes_and_records_once(synthetic, tmp_path, monkeypatch):
     assert bench.estimated_seconds() > 0
     for row in rows:
         assert row["model"] == synthetic().name and math.isfinite(row["hit_rate"])
-        if row["observe"] != "honest":
-            assert row["kld"] is None, "everything is read: what is hot changes no prediction"
-            continue
-        assert row["kld"] >= 0 and 0 <= row["same_top"] <= 1 and row["ms_ratio"] > 0 and row["overhead"] >= 0
-        assert row["n_live_steps"] == 20 and 0.2 < row["live_attended"] < 0.4
 
 
 @pytest.mark.parametrize("changes, says", [
     ({"budgets": ()}, "budget"), ({"budgets": (0.0,)}, "budget"), ({"n_steps": 0}, "1 or more"),
     ({"observe": ()}, "name what policies observe"), ({"observe": ("all",)}, "no observation mode 'all'"),
-    ({"observe": ("sampled",)}, "live rungs need --observe"), ({"texts": ()}, "needs a text or a trace"), ({"model": None}, "need a model"),
+    ({"texts": ()}, "needs a text or a trace"), ({"model": None}, "needs a model"),
 ])
 def test_refuses(changes, says, tmp_path):
     request = {"model": tmp_path / "model.gguf", "texts": (Text("letters", "abc"),)}
@@ -127,17 +109,15 @@ def test_refuses(changes, says, tmp_path):
         LadderBench(**{**request, **changes})
 
 
-def test_refuses_traces_of_other_things(trace, tmp_path):
-    with pytest.raises(ConfigError, match="the trace is of random.gguf"):
-        of_traces(tmp_path / "model.gguf", (trace,))
+def test_refuses_traces_of_other_depths(trace, tmp_path):
     random_trace(n_steps=30).write(tmp_path / "short.npz")
     with pytest.raises(ConfigError, match="different depths"):
-        of_traces(None, (trace, tmp_path / "short.npz"), live=False)
+        of_traces((trace, tmp_path / "short.npz"))
 
 
 @pytest.mark.parametrize("budgets", ["0%", "150%", "x", ""])
 def test_refuses_budgets(budgets, trace):
-    result = CliRunner().invoke(cli, ["lab", "ladder", "--trace", str(trace), "--no-live", "--budgets", budgets])
+    result = CliRunner().invoke(cli, ["lab", "ladder", "--trace", str(trace), "--budgets", budgets])
     assert result.exit_code == 2
 
 

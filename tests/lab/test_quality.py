@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 from support.quality import QUICK, SPARSE
 
-from edgekv.bench.modes import find_mode
 from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text, find_text, standard_text
 from edgekv.common.errors import ConfigError, DoesNotFit
@@ -83,13 +82,13 @@ def test_a_mode_that_attended_everything_is_no_finding(synthetic, monkeypatch):
     deep = f"{SPARSE},exact_tokens=768"
     dropping = "evict:evict_to=416,split=uniform,policy=streaming"
     rows = rows_of(synthetic(), n_steps=4, tasks=("lines", "passkey"), lengths=(700, 900),
-                   modes=(deep, "ema:attend=100%,exact_tokens=0", SPARSE, "evict:evict_to=1000", dropping))
+                   modes=(deep, SPARSE, "evict:evict_to=1000", dropping))
     for row in (row for row in rows if row["mode"] == deep and row["kind"] == "task"):
         all_asked = {"lines": 8, "passkey": 1, "all": 9}[row["task"]]
         assert row["asked"] == (0 if row["length"] == 700 else all_asked)
         assert row["note"] == (None if row["length"] == 900 else "attended everything in 700 tokens: not counted")
         assert row["retention"] == (None if row["length"] == 700 else 1)
-    for row in (row for row in rows if row["mode"] in ("ema:attend=100%,exact_tokens=0", "evict:evict_to=1000")):
+    for row in (row for row in rows if row["mode"] == "evict:evict_to=1000"):
         assert "attended everything" in row["note"] and row["retention"] is None and row["asked"] in (None, 0)
     for row in (row for row in rows if row["mode"] in (SPARSE, dropping, "exact", "off")):
         assert not row["note"] and (row["kind"] == "text" or row["retention"] == 1)
@@ -212,16 +211,13 @@ def test_command(synthetic, tmp_path):
 
 
 def test_options_that_make_a_mode(synthetic):
-    assert _own_mode({"policy": None, "attend": None}) == ()
-    (name,) = _own_mode({"policy": "ema+anchor", "attend": "20%"})
-    assert name == "sparse:exact_tokens=0,sketch=none,policy=ema+anchor,attend=20%"
-    (smaller,) = _own_mode({"policy": None, "attend": "20%"})
-    assert smaller == "sparse:exact_tokens=0,sketch=none,attend=20%"
-    for mode in (name, smaller):
-        assert find_mode(mode).changes["exact_tokens"] == 0
+    assert _own_mode(None, None) == ()
+    assert _own_mode("h2o", None) == ("evict:policy=h2o,evict_to=12.5%",) and _own_mode(None, "20%") == ("evict:evict_to=20%",)
+    (name,) = _own_mode("ema+anchor", "40%")
     common = (str(synthetic()), "--text", "prose", "-d", "300", "-n", "2", "--tasks", "none", "-t", "1", "-o", "json")
-    rows = json.loads(invoke(*common, "--policy", "ema+anchor", "--budget", "20%").stdout)
-    assert [row["mode"] for row in rows] == ["off", "exact", name]
+    rows = json.loads(invoke(*common, "--policy", "ema+anchor", "--budget", "40%").stdout)
+    assert [row["mode"] for row in rows] == ["off", "exact", name] and name == "evict:policy=ema+anchor,evict_to=40%"
+    assert rows[2]["kld_exact"] > 0 and rows[2]["note"] is None, "what the policy did not keep is gone"
     assert isinstance(invoke(*common, "--policy", "fish").exception, ConfigError)
     assert isinstance(invoke(*common, "--tasks", "fish").exception, ConfigError)
     assert "'fish'" in str(invoke(*common, "--tasks", "default,fish").exception)

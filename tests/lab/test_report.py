@@ -110,7 +110,7 @@ def test_tables_are_those_of_the_commands(full):
 
 
 def test_what_is_missing_is_named(tmp_path):
-    page = made(tmp_path, ladder=ladder_rows(live=False))
+    page = made(tmp_path, ladder=ladder_rows())
     assert list(page.sections) == ["", "ladder", "missing"]
     for needed in ("edgekv bench -o json", "edgekv lab trace record", "edgekv lab quality", "edgekv lab sim", "edgekv bench serve"):
         assert needed in page.html[page.html.index('id="missing"') :]

@@ -1,14 +1,11 @@
 """Rows of results as the benchmarks write them."""
 
 
-def ladder_rows(text: str = "prose", live: bool = True, model: str = "tiny.gguf") -> list[dict]:
+def ladder_rows(text: str = "prose", model: str = "tiny.gguf") -> list[dict]:
     return [
         {"kind": "ladder", "model": model, "text": text, "depth": 300, "n_steps": 40, "version": "1", "rung": rung, "base": None,
          "published": published, "budget": budget, "policy": rung, "observe": "honest", "hit_rate": 0.6 + budget + i / 20,
-         "hit_rate_mass": 0.7, "worst_mass": 0.6, "fetched": 0.5, "gain": None, "gain_mass": None,
-         "live_attended": budget + 0.01 if live else None, "kld": 0.1 / (i + 1) * (1 - budget) if live else None,
-         "same_top": 0.8 + i / 20 if live else None,
-         "ms_ratio": 0.5 if live else None, "overhead": 0.01 if live else None}
+         "hit_rate_mass": 0.7, "worst_mass": 0.6, "fetched": 0.5, "gain": None, "gain_mass": None}
         for budget in (0.1, 0.3) for i, (rung, published) in enumerate((("lru", 0.7), ("+ anchors", 0.78), ("+ one pool", None)))
     ]
 

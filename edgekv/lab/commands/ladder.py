@@ -1,4 +1,4 @@
-"""`edgekv lab ladder`: what each idea adds, on recorded attention and live."""
+"""`edgekv lab ladder`: what each idea adds, on recorded attention."""
 
 import tempfile
 from functools import partial
@@ -25,15 +25,11 @@ COLUMNS = [
     Column("gain_mass", "gain", partial(signed_percent, digits=1), rank=6),
     Column("worst_mass", "worst %", percent, rank=3),
     Column("fetched", "fetched", lambda pages: f"{pages:.2f}", rank=4),
-    Column("kld", "KLD", lambda kld: f"{kld:.1e}", rank=7),
-    Column("same_top", "same top %", percent, rank=5),
-    Column("ms_ratio", "x exact ms", lambda ratio: f"{ratio:.2f}", rank=6),
-    Column("overhead", "overhead %", percent, rank=2),
 ]
 
 
 @click.command(epilog=examples(
-    "edgekv lab ladder --no-live",
+    "edgekv lab ladder",
     "edgekv lab ladder --text prose -d 2048 -n 256 --save results",
     "edgekv lab ladder --trace prose.npz --budgets 10%",
 ))
@@ -50,11 +46,6 @@ COLUMNS = [
         help="Shares of the visible pages that are hot, on average over heads.")
 @option("--observe", type=CommaList(click.Choice(["sampled", "honest", "full"]), "MODE,..."), default="sampled,honest", show_default=True,
         help="What policies see: sampled, as in mode sparse; honest, only the pages they chose; full, the true mass of every page.")
-@option("--live/--no-live", default=True, show_default=True,
-        help="Also decode in the KV modes of the rungs: divergence from full attention and time per token.")
-@option("--live-steps", type=click.IntRange(2), default=128, show_default=True, help="Tokens that each live mode decodes.")
-@option("-r", "--rounds", type=click.IntRange(1), default=1, show_default=True,
-        help="Passes of each live mode, in turns; the times are medians.")
 @option("-t", "--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
 @option("--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
         help="Keep the rows and the recorded traces in this folder, for edgekv lab report; existing traces are used "
@@ -62,7 +53,7 @@ COLUMNS = [
 @output_option("json", "csv", "md")
 def ladder(
     model: Path | None, traces: tuple[Path, ...], depth: int, steps: int, texts: tuple[str, ...], budgets: tuple[float, ...],
-    observe: tuple[str, ...], live: bool, live_steps: int, rounds: int, threads: int, save: Path | None, output: str,
+    observe: tuple[str, ...], threads: int, save: Path | None, output: str,
 ) -> None:
     """Climb the ladder of ideas that keep pages, from LRU to one budget pooled over all heads, on real attention.
 
@@ -81,22 +72,19 @@ def ladder(
     worst          by mass, of the head with least
     fetched        pages moved for each token and head
     published      what the design's source gives for the rung
-    KLD, same top, x exact ms
-                   live, for rungs with a KV mode without sketches;
-                   below 1 x exact ms is faster than full attention
 
-    MODEL is a GGUF file; without it the default model is used.
+    `edgekv lab quality --policy` shows what a model loses with the pages that a policy drops.
+
+    MODEL is a GGUF file; without it the default model is used. Traces need none.
     """
     from edgekv.bench.text import find_text
     from edgekv.lab.questions.ladder import MEAN, LadderBench, of_traces, prepare, run
     from edgekv.lab.questions.ladder import save as save_rows
 
     if traces:
-        request = of_traces(model_path(model) if live else None, traces, budgets=budgets, observe=observe, live=live,
-                            n_live_steps=live_steps, n_rounds=rounds, n_threads=threads)
+        request = of_traces(traces, budgets=budgets, observe=observe)
     else:
-        request = LadderBench(model_path(model), tuple(find_text(name) for name in texts), (), depth, steps, budgets, observe, live,
-                              live_steps, rounds, threads)
+        request = LadderBench(model_path(model), tuple(find_text(name) for name in texts), (), depth, steps, budgets, observe, threads)
     click.echo(f"this will take about {duration(request.estimated_seconds())}", err=True)
     with tempfile.TemporaryDirectory(prefix="edgekv-ladder-") as temporary, progress_bar() as progress:
         def warn(text: str) -> None:

@@ -20,7 +20,9 @@ from edgekv.common.enums import KvMode
 from edgekv.common.units import duration, percent, signed_percent
 
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
-DEFAULT_MODES = ("exact", "sparse", "ema", "streaming")
+_KEPT = "12.5%"
+"""What mode evict keeps of a context where nothing else is said."""
+DEFAULT_MODES = ("exact", "sparse", f"evict:evict_to={_KEPT}", f"evict:policy=streaming,evict_to={_KEPT}")
 DEFAULT_TEXTS = ("prose", "code", "dialogue")
 
 
@@ -89,15 +91,16 @@ SAYS_NOTHING = "says nothing about the cache"
 
 @click.command(epilog=examples(
     "edgekv lab quality",
-    "edgekv lab quality --modes sparse:sample_budget=1000,ema --tasks none",
+    "edgekv lab quality --modes sparse:sample_budget=1000,evict:evict_to=20% --tasks none",
     "edgekv lab quality --policy ema+anchor+recent --budget 12.5%",
     "edgekv lab quality --types --kv-bytes 8KiB,9KiB",
 ))
 @model_argument
-@option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench`, e.g. sparse:sample_budget=1000,ema.  "
+@option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench`, and evict, which keeps tokens or a share of them: "
+        "sparse,evict:evict_to=20%.  "
         f"[default: {','.join(DEFAULT_MODES)}; with one of the next two options that mode alone]")
-@option("--policy", metavar="NAME+...", help="Compare a mode that attends the pages this policy keeps, without sketches.")
-@option("--budget", metavar="PERCENT|TOKENS", help="The part of the context that it keeps, e.g. 12.5%, even of a short one.")
+@option("--policy", metavar="NAME+...", help="Compare mode evict, which drops what this policy does not keep.")
+@option("--budget", metavar="PERCENT|TOKENS", help=f"The part of the context that it keeps, even of a short one.  [default: {_KEPT}]")
 @option("--text", "texts", multiple=True, metavar="TEXT", default=DEFAULT_TEXTS, show_default=True,
         help="Text to predict: prose, code or dialogue (made from Python's standard library), or a file. Several times for several texts; "
              "the tasks are planted in the first.")
@@ -156,7 +159,7 @@ def quality(
     from edgekv.lab.tasks import TASKS, default_tasks
 
     groups = {"default": default_tasks(), "all": tuple(TASKS), "none": ()}
-    own = _own_mode({"policy": policy, "attend": budget})
+    own = _own_mode(policy, budget)
     request = QualityBench(
         model=model_path(model),
         texts=tuple(find_text(name) for name in texts),
@@ -212,13 +215,11 @@ def _types(model: Path, bounds: tuple[int, ...], threads: int | None, again: boo
     print_rows(rows, [column for column in TYPE_COLUMNS if column.key != "note" or any(row["note"] for row in rows)], output)
 
 
-def _own_mode(options: dict[str, Any]) -> tuple[str, ...]:
-    """The mode that --policy and --budget make: sparse without sketches, at any depth."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if not given:
+def _own_mode(policy: str | None, budget: str | None) -> tuple[str, ...]:
+    """The mode that --policy and --budget make."""
+    if policy is None and budget is None:
         return ()
-    changes = {"exact_tokens": 0, "sketch": "none", **given}
-    return ("sparse:" + ",".join(f"{name}={value}" for name, value in changes.items()),)
+    return (f"evict:{'' if policy is None else f'policy={policy},'}evict_to={budget or _KEPT}",)
 
 
 def _grid(cells: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Column]]:

@@ -1,9 +1,9 @@
-"""The ladder adds one idea for keeping pages at a time, on recorded attention and as a live mode.
+"""The ladder adds one idea for keeping pages at a time, on recorded attention.
 
 The rungs up to RoPE prefetch, and their published hit rates, are those of the design's source; EdgeKV's additions follow. Every rung is
 simulated on a trace of each text (`edgekv.lab.traces.sim`), once for each kind of observation, with the budget as hot tier. Under sampled
-observation that is the arena of mode sparse; under honest observation, the pages that a policy attends when it decides alone. If a live
-configuration does the latter, it also decodes the text (`edgekv.bench.speed`), so that predictions show the worth of a hit rate.
+observation that is the arena of mode sparse; under honest observation, the pages that a policy attends when it decides alone. What it costs
+a model to lose the others, mode evict shows (`edgekv lab quality --policy`).
 A rung's gain is over its base, which is not always the previous rung: all kinds of prefetch are compared with the same rung without.
 """
 
@@ -16,15 +16,9 @@ import numpy as np
 from msgspec import Struct
 
 from edgekv import __version__, policies
-from edgekv.bench import speed
-from edgekv.bench.environment import environment
-from edgekv.bench.meter import Meter
-from edgekv.bench.modes import FULL, STOCK_KERNELS
-from edgekv.bench.passes import WARMUP_TOKENS
-from edgekv.bench.request import BenchRequest
-from edgekv.bench.text import Text, find_text
+from edgekv.bench.text import Text
 from edgekv.common.enums import PAGE_TOKENS, Split
-from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import ConfigError
 from edgekv.common.machine import stamp
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.sim import OBSERVATIONS, Scenario, simulate
@@ -43,27 +37,21 @@ class Rung(Struct, frozen=True):
     """The rung against which its gain is measured."""
     published: float | None = None
     """Hit rate in the design's source, as a share."""
-    live: str | None = None
-    """The bench mode, without its page budget, that attends the rung's choice under honest observation; None: there is none."""
-
-    def bench_mode(self, budget: float) -> str | None:
-        return None if self.live is None else f"{self.live},attend={100 * budget:g}%"
 
 
-_KEPT = "sparse:exact_tokens=0,sketch=none"
 _PER_HEAD = {"policy": "ema+anchor"}
 
 RUNGS = (
-    Rung("lru", {"policy": "lru"}, None, 0.70, f"{_KEPT},sink_tokens=0,recent_tokens=0,policy=lru"),
-    Rung("+ anchors", {"policy": "lru+anchor"}, "lru", 0.78, f"{_KEPT},recent_tokens=0,policy=lru+anchor"),
-    Rung("+ ema, shared", {"policy": "ema-any+anchor"}, "+ anchors", 0.85, f"{_KEPT},recent_tokens=0,policy=ema-any+anchor"),
-    Rung("+ per head", _PER_HEAD, "+ ema, shared", 0.91, f"{_KEPT},recent_tokens=0,policy=ema+anchor"),
+    Rung("lru", {"policy": "lru"}, None, 0.70),
+    Rung("+ anchors", {"policy": "lru+anchor"}, "lru", 0.78),
+    Rung("+ ema, shared", {"policy": "ema-any+anchor"}, "+ anchors", 0.85),
+    Rung("+ per head", _PER_HEAD, "+ ema, shared", 0.91),
     Rung("+ prefetch rope", {**_PER_HEAD, "prefetch": "rope"}, "+ per head", 0.95),
     Rung("or previous", {**_PER_HEAD, "prefetch": "previous"}, "+ per head"),
     Rung("or random", {**_PER_HEAD, "prefetch": "random"}, "+ per head"),
-    Rung("+ recent pins", {"policy": "ema+anchor+recent"}, "+ per head", None, f"{_KEPT},policy=ema+anchor+recent"),
+    Rung("+ recent pins", {"policy": "ema+anchor+recent"}, "+ per head"),
     Rung("+ one pool", {"policy": "ema+anchor+recent", "split": "pooled"}, "+ recent pins"),
-    Rung("streaming", {"policy": "streaming"}, None, None, "streaming:exact_tokens=0"),
+    Rung("streaming", {"policy": "streaming"}, None),
     Rung("oracle", {"policy": "oracle"}, None),
     Rung("oracle, one pool", {"policy": "oracle", "split": "pooled"}, "oracle"),
 )
@@ -72,20 +60,13 @@ per head here. A rung divides the budget uniformly unless it says otherwise."""
 
 BASE = Scenario(split=Split.UNIFORM)
 
-LIVE_OBSERVATION = "honest"
-"""The observation of a policy that decides which pages are attended."""
-
 LADDER_FILE = "ladder.json"
 MEAN = "mean"
 """The text's name in rows of means over several texts."""
 
 _SIMULATED = ("hit_rate", "hit_rate_mass", "worst_mass", "hot", "fetched")
-_LIVE = {"kld_exact": "kld", "same_top_exact": "same_top", "nll_vs_exact": "nll_vs_exact", "attended_fraction": "live_attended",
-         "overhead_fraction": "overhead"}
-FIGURES = (*_SIMULATED, "gain", "gain_mass", *_LIVE.values(), "decode_ms", "ms_ratio")
-"""The figures of a row. gain: hit_rate less the base's; ms_ratio: a step's time divided by full attention's; kld, same_top and
-nll_vs_exact compare with full attention."""
-
+FIGURES = (*_SIMULATED, "gain", "gain_mass")
+"""The figures of a row. gain: hit_rate less the base's."""
 
 _PREFILL_BYTE_SECONDS, _DECODE_BYTE_SECONDS, _SIMULATED_PAGE_SECONDS = 5e-11, 8e-11, 5e-8
 """Seconds of one core of a server's processor: the first two for each byte of weights and cache and each token, the last for each page
@@ -93,7 +74,7 @@ of each head and step."""
 
 
 class LadderBench(Struct, frozen=True):
-    """The request: every budget, observation and rung, on each text. `traces` are files in place of texts; `live` needs texts."""
+    """The request: every budget, observation and rung, on each text. `traces` are files in place of texts, and need no model."""
 
     model: Path | None
     texts: tuple[Text, ...] = ()
@@ -102,9 +83,6 @@ class LadderBench(Struct, frozen=True):
     n_steps: int = 1024
     budgets: tuple[float, ...] = (0.05, 0.10, 0.20, 0.25)
     observe: tuple[str, ...] = ("sampled", "honest")
-    live: bool = True
-    n_live_steps: int = 128
-    n_rounds: int = 1  # passes of each live mode, in turns
     n_threads: int = 1
     rungs: tuple[Rung, ...] = RUNGS
 
@@ -115,61 +93,42 @@ class LadderBench(Struct, frozen=True):
             raise ConfigError("name what policies observe: one or several of " + ", ".join(OBSERVATIONS))
         for name in self.observe:
             OBSERVATIONS.get(name)
-        if self.live and LIVE_OBSERVATION not in self.observe:
-            raise ConfigError("live rungs need --observe honest; add it, or add --no-live")
-        if min(self.depth, self.n_steps, self.n_live_steps, self.n_rounds, self.n_threads) < 1:
-            raise ConfigError("depth, steps, rounds and threads must be 1 or more")
+        if min(self.depth, self.n_steps, self.n_threads) < 1:
+            raise ConfigError("depth, steps and threads must be 1 or more")
         if not self.traces and not self.texts:
             raise ConfigError("the ladder needs a text or a trace; name one")
-        if self.live or not self.traces:
-            self.decoded_model()
+        if not self.traces:
+            self.recorded_model()
 
-    def decoded_model(self) -> Path:
-        """The model with which live rungs and recordings decode. Raises ConfigError if none is named."""
+    def recorded_model(self) -> Path:
+        """The model whose attention is recorded. Raises ConfigError if none is named."""
         if self.model is None:
-            raise ConfigError("live rungs and recording need a model; name one, or give --trace and --no-live")
+            raise ConfigError("recording needs a model; name one, or give --trace")
         return self.model
 
     def estimated_seconds(self) -> float:
         """A rough estimate from sizes and the constants above. For a message, not for a decision."""
         n_texts, n_settings = len(self.traces or self.texts), len(self.budgets) * len(self.observe) * len(self.rungs)
         pages = (self.depth + self.n_steps) / PAGE_TOKENS
-        if self.model is None:
+        if self.traces:
             heads = max(Trace.open(path).header.shape.n_existing_heads for path in self.traces)
             return n_texts * n_settings * self.n_steps * heads * pages * _SIMULATED_PAGE_SECONDS
-        model = geometry(self.model)
-        weights, cache = self.model.stat().st_size, model.kv_bytes(self.depth + self.n_steps, "f16", "f16")
-        heads = sum(model.n_head_kv)
-        prefill = self.depth * (weights + cache / 2) * _PREFILL_BYTE_SECONDS
-        step = (weights + cache) * _DECODE_BYTE_SECONDS
-        recorded = 0.0 if self.traces else prefill + 2 * self.n_steps * step
-        n_passes = self.n_rounds * (len(self.live_modes) + 2)
-        live = prefill + n_passes * (self.n_live_steps + WARMUP_TOKENS) * step if self.live else 0.0
-        return n_texts * (recorded + live + n_settings * self.n_steps * heads * pages * _SIMULATED_PAGE_SECONDS)
-
-    @property
-    def live_modes(self) -> dict[tuple[str, float], str]:
-        """Bench modes by (rung, budget)."""
-        return {(rung.name, budget): mode for rung in self.rungs for budget in self.budgets
-                if (mode := rung.bench_mode(budget)) is not None}
+        path = self.recorded_model()
+        model = geometry(path)
+        weights, cache = path.stat().st_size, model.kv_bytes(self.depth + self.n_steps, "f16", "f16")
+        recorded = self.depth * (weights + cache / 2) * _PREFILL_BYTE_SECONDS + 2 * self.n_steps * (weights + cache) * _DECODE_BYTE_SECONDS
+        return n_texts * (recorded + n_settings * self.n_steps * sum(model.n_head_kv) * pages * _SIMULATED_PAGE_SECONDS)
 
 
 def run(bench: LadderBench, traces: Mapping[str, Path], progress: Progress = lambda what, done, total: None) -> list[Row]:
     """The rows of every text, budget, observation and rung; with several texts also their means, as text MEAN. traces: by name of the
     text."""
-    rows = [row for name, path in traces.items() for row in _simulated(bench, name, path, progress)]
-    if bench.live:
-        live = {(row["text"], row["rung"], row["budget"]): row for text in bench.texts for row in _decoded(bench, text, progress)}
-        for row in (row for row in rows if row["observe"] == LIVE_OBSERVATION):
-            found = live.get((row["text"], row["rung"], row["budget"]), {})
-            row |= {key: value for key, value in found.items() if key not in row}
-    rows = [{**dict.fromkeys(FIGURES), **row} for row in rows]
+    rows = [{**dict.fromkeys(FIGURES), **row} for name, path in traces.items() for row in _simulated(bench, name, path, progress)]
     return rows + _means(rows) if len(traces) > 1 else rows
 
 
-def of_traces(model: Path | None, paths: Sequence[Path], **options: Any) -> LadderBench:
-    """The bench on recorded traces, with their depth and steps; live rungs read the recorded texts. Raises ConfigError
-    if traces differ in depth or steps, or if live rungs cannot use the same model and text."""
+def of_traces(paths: Sequence[Path], **options: Any) -> LadderBench:
+    """The bench on recorded traces, with their depth and steps. Raises ConfigError if traces differ in depth or steps."""
     headers = []
     for path in paths:
         with Trace.open(path) as trace:
@@ -177,14 +136,7 @@ def of_traces(model: Path | None, paths: Sequence[Path], **options: Any) -> Ladd
     if len({(header.depth, header.n_steps) for header in headers}) > 1:
         raise ConfigError("the traces have different depths or numbers of steps, and a mean over them says nothing; give them "
                           "one by one")
-    texts: tuple[Text, ...] = ()
-    if options.get("live", True):
-        for header in headers:
-            if model is None or header.model != model.name:
-                raise ConfigError(f"the trace is of {header.model} and the model is {model and model.name}; name that model, or "
-                                  "add --no-live")
-        texts = tuple(find_text(header.text) for header in headers)
-    return LadderBench(model, texts, tuple(paths), headers[0].depth, headers[0].n_steps, **options)
+    return LadderBench(None, (), tuple(paths), headers[0].depth, headers[0].n_steps, **options)
 
 
 def prepare(
@@ -202,7 +154,7 @@ def prepare(
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder") from None
     for text in bench.texts:
         path = folder / f"{Path(text.name).stem}-{bench.depth}.npz"
-        recording = Recording(bench.decoded_model(), text, bench.depth, bench.n_steps, n_threads=bench.n_threads)
+        recording = Recording(bench.recorded_model(), text, bench.depth, bench.n_steps, n_threads=bench.n_threads)
         if not _is_of(path, recording):
             record(recording, path, lambda what, done, total, name=text.name: progress(f"{name}: {what}", done, total), warn)  # type: ignore[misc]  # a default
         found[text.name] = path
@@ -261,23 +213,6 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
 def _clairvoyant(rung: Rung) -> bool:
     """Whether the rung always sees the step for which it chooses."""
     return any(kind.clairvoyant for kind in policies.kinds(rung.scenario["policy"]))
-
-
-def _decoded(bench: LadderBench, text: Text, progress: Progress) -> Iterator[Row]:
-    """The figures of the live modes on the first steps after the depth."""
-    modes = bench.live_modes
-    request = BenchRequest((bench.decoded_model(),), (text,), n_prompt=(), n_gen=(bench.n_live_steps,), depths=(bench.depth,),
-                           modes=(STOCK_KERNELS[0], FULL, *modes.values()), threads=(bench.n_threads,), n_rounds=bench.n_rounds)
-    meter = Meter(lambda what, done, total, left: progress(f"{text.name}: {what}", done, total))
-    rows = {row["kv_mode"]: row for group in speed.run(request, environment(bench.n_threads), meter) for row in group}
-    full = rows[FULL]
-    if full["kld"] is None:
-        raise EdgeKVError(f"the live rungs on {text.name} could not be measured: {full['note']}")
-    for (name, budget), mode in modes.items():
-        row = rows[mode]
-        yield {"text": text.name, "rung": name, "budget": budget, "mode": mode, "n_live_steps": bench.n_live_steps,
-               "ms_ratio": full["tg_ts_p50"] / row["tg_ts_p50"], "decode_ms": 1000 / row["tg_ts_p50"],
-               **{ours: row[theirs] for theirs, ours in _LIVE.items()}}
 
 
 def _means(rows: Sequence[Row]) -> list[Row]:

@@ -60,10 +60,10 @@ class _Edgekv(LazyGroup):
 
 def _known(ctx: click.Context, typed: str, near: Sequence[str]) -> list[str]:
     """The options that work of those `near` to what was typed. click takes old names for options too: the nearest gives way to its new one."""
-    from edgekv.config.setting_table import RENAMED
+    from edgekv.config.setting_table import OLD
 
     shown = {name for one in ctx.command.get_params(ctx) if isinstance(one, click.Option) and not one.hidden for name in one.opts}
-    meant = [f"--{RENAMED.get(name[2:], name[2:])}" if name not in shown else name for name in near[:1]] + list(near[1:])
+    meant = [f"--{OLD.get(name[2:], name[2:])}" if name not in shown else name for name in near[:1]] + list(near[1:])
     return [name for name in dict.fromkeys(meant) if name in shown and name.startswith("--") == typed.startswith("--")]
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 from edgekv.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgekv.common.enums import KvMode, PromptReading, SketchKind, Split
-    from edgekv.config import Attend, HeadErrors, Keep, LayerTypes
+    from edgekv.common.enums import KvMode, PromptReading, Split
+    from edgekv.config import HeadErrors, Keep, LayerTypes
 
 
 class KvKeywords(TypedDict, total=False):
@@ -27,10 +27,8 @@ class KvKeywords(TypedDict, total=False):
     sample_budget: float | str
     target_error: float | str | None
     head_errors: HeadErrors | None
-    sketch: SketchKind | str
     prompts: PromptReading | str
     prompt_sample_budget: float
-    attend: Attend | str | int
     exact_tokens: int
     recent_tokens: int
     sink_tokens: int
@@ -149,7 +147,7 @@ def as_in(stock: Callable[P, T]) -> Callable[[Callable[..., Any]], Callable[P, T
 
 
 _IN_PYTHON = {"ctx": "n_ctx", "threads": "n_threads", "gpu-layers": "n_gpu_layers", "weights-from-disk": "weights_from_disk", "kv": "kv"}
-_VALUE = r"(?: (\d[\w.%]*|auto|cpu|cuda|f16|q8_0|q4_0|b3|none|exact|sparse|evict|off)(?![\w-]))?"
+_VALUE = r"(?: (\d[\w.%]*|auto|cpu|cuda|f16|q8_0|q4_0|none|exact|sparse|evict|off)(?![\w-]))?"
 
 
 def in_python(text: str) -> str:

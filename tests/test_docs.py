@@ -12,7 +12,7 @@ import pytest
 from support.command_lines import calls, commands, parse
 
 from edgekv.bench.row import OURS
-from edgekv.common.enums import CacheType, KvMode, SketchKind, Split
+from edgekv.common.enums import CacheType, KvMode, Split
 from edgekv.config.setting_table import SETTINGS
 from edgekv.policies import POLICIES
 from edgekv.tiering.prefetch import PREFETCHERS
@@ -200,7 +200,7 @@ def test_every_command_is_documented(path):
         assert all(name.startswith("EDGEKV_") for name in _names(option.envvar))
 
 
-CHOICES = {*(member.value for kind in (KvMode, CacheType, SketchKind, Split) for member in kind), *POLICIES, *PREFETCHERS}
+CHOICES = {*(member.value for kind in (KvMode, CacheType, Split) for member in kind), *POLICIES, *PREFETCHERS}
 
 
 @pytest.mark.parametrize("value", sorted(CHOICES))

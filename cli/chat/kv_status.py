@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edgekv.common.enums import KvMode, SketchKind
+from edgekv.common.enums import KvMode
 from edgekv.common.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.common.units import percent, rough_percent, size
 from edgekv.config import KvOptions
@@ -92,12 +92,7 @@ def _mode_settings(attached: Runtime | None) -> str:
     if attached.mode is not KvMode.SPARSE:
         return mode_text(attached)
     options, arena = attached.options, attached.memory().arena_bytes
-    if options.selection.sketch is SketchKind.NONE:
-        amount = f"{options.selection.attend.tokens:,} tokens" if options.selection.attend.tokens else str(options.selection.attend)
-        amount = f"{amount} attended"
-    else:
-        amount = " ".join(options.selection.sampled_by)
-    return f"{mode_text(attached)}: {amount}, {f'arena {size(arena)}' if arena else 'no arena'}"
+    return f"{mode_text(attached)}: {' '.join(options.selection.sampled_by)}, {f'arena {size(arena)}' if arena else 'no arena'}"
 
 
 # ---- /memory ------------------------------------------------------------------------------------------------------------------
@@ -130,7 +125,7 @@ def tier_rows(memory: MemoryReport, tiers: TierReport, options: KvOptions) -> li
     rows.append(("home", (f"{size_column(memory.home_bytes)}  {size(memory.used_bytes)} used: "
                           f"{memory.n_cells_used:,} of {memory.n_cells:,} tokens{on_disk}")))
     if memory.sketch_bytes:
-        rows.append(("sketches", f"{size_column(memory.sketch_bytes)}  {options.selection.sketch.value}, of all keys but the newest"))
+        rows.append(("sketches", f"{size_column(memory.sketch_bytes)}  of all keys but the newest"))
     rows.append(("tables", f"{size_column(memory.table_bytes + memory.observation_bytes)}  page table, scores, attention mass"))
     rows.append(("work space", size_column(memory.workspace_bytes)))
     rows.append(("above stock", f"{size_column(memory.extra_bytes)}  all of these but home"))

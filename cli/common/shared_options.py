@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +17,7 @@ from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import size
 from edgekv.config import INSTEAD_OF, KvOptions, one_of_two, parse_token_bytes
-from edgekv.config.setting_table import OF_KV, RENAMED, SETTINGS, Number, Setting, check_renamed, keyword_of, variable_of
+from edgekv.config.setting_table import OF_KV, OLD, SETTINGS, Number, Setting, check_renamed, keyword_of, variable_of
 
 if TYPE_CHECKING:
     from edgekv.prefix_cache.settings import RecallSettings
@@ -33,12 +34,12 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
     name = long.split("/")[0].lstrip("-")
     settings.setdefault("envvar", variable_of(name))
     added = click.option(*names, show_envvar=True, **settings)
-    old = next((old for old, new in RENAMED.items() if new == name), None)
-    return added if old is None else lambda function: _renamed(old)(added(function))
+    former = [_former(old) for old, new in OLD.items() if new == name]
+    return lambda function: reduce(lambda given, also: also(given), former, added(function))
 
 
-def _renamed(old: str) -> Callable[[F], F]:
-    """A hidden option for an old name, and its variable: with either the command ends with the new name."""
+def _former(old: str) -> Callable[[F], F]:
+    """A hidden option for an old name, and its variable: with either the command ends with the sentence of `check_renamed`."""
     parameter = f"old_{keyword_of(old)}"
 
     def refuse(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

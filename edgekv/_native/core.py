@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from edgekv._native._core import ffi, lib
-from edgekv.common.enums import DeviceKind, KvMode, PromptReading, SketchKind
+from edgekv.common.enums import DeviceKind, KvMode, PromptReading
 from edgekv.common.errors import AbiMismatch, ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, NativeError, NotPinned
 
 if TYPE_CHECKING:  # the process that opens headers needs none of them
@@ -27,7 +27,6 @@ _DEVICES = {DeviceKind.HOST: lib.EDGEKV_DEVICE_HOST, DeviceKind.CUDA: lib.EDGEKV
 _MODES = {KvMode.OFF: lib.EDGEKV_MODE_OFF, KvMode.EXACT: lib.EDGEKV_MODE_EXACT, KvMode.SPARSE: lib.EDGEKV_MODE_SPARSE,
           KvMode.EVICT: lib.EDGEKV_MODE_EVICT}
 _MODE_OF = {number: mode for mode, number in _MODES.items()}
-SKETCHES = {SketchKind.NONE: lib.EDGEKV_SKETCH_NONE, SketchKind.B3: lib.EDGEKV_SKETCH_B3}
 _ERRORS = {
     lib.EDGEKV_INVALID: ConfigError,
     lib.EDGEKV_ABI: AbiMismatch,
@@ -183,8 +182,7 @@ def selection(options: KvOptions) -> dict:
     """The fields of an edgekv_selection."""
     chosen, eviction = options.selection, options.eviction
     return {
-        "sketch": SKETCHES[chosen.sketch], "resolution": chosen.sample_budget, "share": chosen.attend.share,
-        "tokens": chosen.attend.tokens, "exact_tokens": chosen.exact_tokens, "sink_tokens": chosen.sink_tokens,
+        "sketch": lib.EDGEKV_SKETCH_B3, "resolution": chosen.sample_budget, "exact_tokens": chosen.exact_tokens, "sink_tokens": chosen.sink_tokens,
         "recent_tokens": chosen.recent_tokens, "error_every": chosen.error_every, "keep_rows": chosen.keep_rows,
         "keep_tokens": options.keep_tokens, "positions": eviction.positions or 0, "sample_kept": eviction.sample,
         "prompt_resolution": chosen.prompt_sample_budget if chosen.prompts is PromptReading.SPARSE else 0.0,

@@ -3,15 +3,16 @@
 from msgspec import Struct, structs
 
 from edgekv._native._core import ffi, lib
-from edgekv._native.core import _MODES, SKETCHES
-from edgekv.common.enums import KvMode, SketchKind
+from edgekv._native.core import _MODES
+from edgekv.common.enums import KvMode
 
 
 class LayerSize(Struct, frozen=True):
     """A layer that EdgeKV attends on the host. Its heads have a size that a kernel serves."""
 
     mode: KvMode
-    sketch: SketchKind
+    sketches: bool
+    """Not in mode evict, but where it samples what is kept."""
     n_head: int
     n_head_kv: int
     head_dim: int
@@ -87,7 +88,6 @@ class DeviceSize(Struct, frozen=True):
 
     mode: KvMode
     """Exact or sparse."""
-    sketch: SketchKind
     n_streams: int
     n_cells: int
     """Cells of a stream."""
@@ -128,7 +128,7 @@ class DeviceBytes(Struct, frozen=True):
 
 def device_bytes(size: DeviceSize) -> DeviceBytes:
     layers = ffi.new("edgekv_device_heads[]", [structs.asdict(layer) for layer in size.layers])
-    of = structs.asdict(size) | {"mode": _MODES[size.mode], "sketch": SKETCHES[size.sketch], "n_layers": len(size.layers), "layers": layers}
+    of = structs.asdict(size) | {"mode": _MODES[size.mode], "sketch": lib.EDGEKV_SKETCH_B3, "n_layers": len(size.layers), "layers": layers}
     out = ffi.new("edgekv_device_bytes *")
     lib.edgekv_get_device_bytes(ffi.new("edgekv_device_size *", of), out)
     return DeviceBytes(out.budget, out.sketches, out.tables, out.scratch, out.staging, out.ring, out.arena, out.n_staged, out.n_slots)
@@ -145,4 +145,6 @@ def device_margin(total_bytes: int, has_display: bool) -> int:
 
 
 def _native(layer: LayerSize):
-    return ffi.new("edgekv_layer_size *", structs.asdict(layer) | {"mode": _MODES[layer.mode], "sketch": SKETCHES[layer.sketch]})
+    of = structs.asdict(layer) | {"mode": _MODES[layer.mode], "sketch": lib.EDGEKV_SKETCH_B3 if layer.sketches else lib.EDGEKV_SKETCH_NONE}
+    del of["sketches"]
+    return ffi.new("edgekv_layer_size *", of)

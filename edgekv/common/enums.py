@@ -77,13 +77,6 @@ class DeviceKind(str, enum.Enum):
     """A device whose memory is host memory: every kernel runs on the processor, for tests."""
 
 
-class SketchKind(Described):
-    """The summary of the keys from which mode sparse estimates attention."""
-
-    B3 = "b3", "3 bits for each key channel, in ranges that 64 tokens share"
-    NONE = "none", "no summary: the policy's scores alone choose pages, and the others are not attended"
-
-
 class PromptReading(Described):
     """The tokens that a prompt's tokens attend in mode sparse."""
 

@@ -85,7 +85,7 @@ class SelectionReport(Struct, frozen=True):
     """Estimated relative errors of the outputs of `n_errors` query heads."""
     n_errors: int = 0
     covered: float = 0.0
-    """Estimated shares of the attention on the tokens read, of `n_covered` selections; without sketches there is no estimate."""
+    """Estimated shares of the attention on the tokens read, of `n_covered` selections; where mode evict reads all that is kept, there is no estimate."""
     n_covered: int = 0
 
     def since(self, before: SelectionReport) -> SelectionReport:

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from edgekv.common.enums import PAGE_TOKENS, CacheType, DeviceKind, Kinds, PromptReading, SketchKind, Split
+from edgekv.common.enums import PAGE_TOKENS, CacheType, DeviceKind, Kinds, PromptReading, Split
 from edgekv.common.errors import ConfigError
 from edgekv.config.head_errors import DEFAULT_RESOLUTION, HeadErrors, Table
 from edgekv.config.layer_types import NEAR_STOCK, LayerTypes
 from edgekv.config.values import (
-    Attend,
     Keep,
     choice,
     parse_kv_dir,
@@ -92,14 +91,11 @@ class SelectionOptions:
     for it (`resolutions`), by the errors of the model's heads, which are measured once (`edgekv.with_head_errors`)."""
     head_errors: HeadErrors | None = field(default=None, repr=False)
     """The measured errors; `edgekv.Llama` and the server find them themselves."""
-    sketch: SketchKind = SketchKind.B3
     prompts: PromptReading = PromptReading.EXACT
-    """With sketches: how batches of more than 16 tokens attend; not on a GPU."""
+    """How batches of more than 16 tokens attend; not on a GPU."""
     prompt_sample_budget: float = 125.0
     """With sparse prompts: up to 160 tokens together attend a block of 64 cells for certain where it has more than 1/prompt_sample_budget of
     their estimated attention, as a root mean square. They attend other blocks by chance, whose weights stand for the unread blocks."""
-    attend: Attend = Attend()
-    """Without sketches: the pages that each head attends."""
     exact_tokens: int = 768
     """Tokens that see at most so many cells read them all."""
     recent_tokens: int = 64
@@ -112,9 +108,7 @@ class SelectionOptions:
     """`Runtime.last_rows` can tell what the last step read; not on a GPU."""
 
     def __post_init__(self) -> None:
-        _choose(self, "sketch", SketchKind, "sketch")
         _choose(self, "prompts", PromptReading, "way of reading prompts")
-        object.__setattr__(self, "attend", Attend.parse(self.attend))
         object.__setattr__(self, "sample_budget", parse_sample_budget(self.sample_budget))
         object.__setattr__(self, "target_error", parse_target_error(self.target_error))
         if not isinstance(self.head_errors, HeadErrors | None):
@@ -138,7 +132,7 @@ class SelectionOptions:
     @property
     def lacks_head_errors(self) -> bool:
         """Whether an error is set without the measured errors that give its resolutions."""
-        return self.target_error is not None and self.head_errors is None and self.sketch is not SketchKind.NONE
+        return self.target_error is not None and self.head_errors is None
 
     @property
     def sampled_by(self) -> tuple[str, str]:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
 
-from edgekv.common.enums import DeviceKind, KvMode, PromptReading, SketchKind
+from edgekv.common.enums import DeviceKind, KvMode, PromptReading
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import size
 from edgekv.config.groups import CacheOptions, EvictionOptions, PlacementOptions, SelectionOptions
 from edgekv.config.setting_table import OF_KV, check_renamed, keyword_of, variable_of
 from edgekv.config.values import choice
 
-_MODES_OF = {**dict.fromkeys(("target_error", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
+_MODES_OF = {**dict.fromkeys(("target_error", "prompts", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
              **dict.fromkeys(("policy", "sample_budget"), (KvMode.SPARSE, KvMode.EVICT)), "evict_to": (KvMode.EVICT,),
              "kv_dir": (KvMode.SPARSE, KvMode.EXACT)}
 """The modes in which an option has an effect; options that are not named have one in all."""
@@ -77,8 +77,6 @@ class KvOptions:
             raise ConfigError(f"{self.eviction.evict_to.tokens} tokens are less than one page; keep at least {self.cache.page_size}")
         if self.mode is KvMode.EVICT and self.cache.kv_dir is not None:
             raise ConfigError(f"mode evict bounds K and V in memory, and the KV home is {self.cache.kv_dir}; leave one of the two out")
-        if self.samples_kept and self.selection.sketch is SketchKind.NONE:
-            raise ConfigError(f"a sample budget needs sketches, and the sketch is none; use sketch {SketchKind.B3.value}, or leave the budget out")
 
     def check_effect(self, named: Collection[str], spelled: Callable[[str], str] = str) -> None:
         """Raise ConfigError if one of the options `named` has no effect because of another. spelled(name): what a person calls it."""
@@ -87,26 +85,9 @@ class KvOptions:
                 these = " and ".join(mode.value for mode in modes)
                 raise ConfigError(f"{spelled(name)} works in mode{'s' * (len(modes) > 1)} {these} only, and the mode is "
                                   f"{self.mode.value}; use {spelled('mode')} {modes[0].value}")
-        self._check_sketch(named, spelled)
+        if self.mode is KvMode.SPARSE:
+            one_of_two(dict.fromkeys(named, True), spelled)
         self._check_device(named, spelled)
-
-    def _check_sketch(self, named: Collection[str], spelled: Callable[[str], str]) -> None:
-        if self.mode is not KvMode.SPARSE:
-            return
-        attend, budget, error, sketch, prompts = (spelled(name) for name in ("attend", "sample_budget", "target_error", "sketch", "prompts"))
-        one_of_two(dict.fromkeys(named, True), spelled)
-        chosen = self.selection.sketch
-        if "attend" in named and chosen is not SketchKind.NONE:
-            raise ConfigError(f"{attend} works without sketches only, and the sketch is {chosen.value}; use {budget}, or {sketch} none")
-        if chosen is not SketchKind.NONE:
-            return
-        if "sample_budget" in named:
-            raise ConfigError(f"{budget} needs sketches, and the sketch is none; use {attend}, or {sketch} {SketchKind.B3.value}")
-        if "target_error" in named:
-            raise ConfigError(f"{error} needs sketches, and the sketch is none; use {attend}, or {sketch} {SketchKind.B3.value}")
-        if self.selection.prompts is PromptReading.SPARSE:
-            raise ConfigError(f"{prompts} sparse needs sketches, and the sketch is none; use {sketch} {SketchKind.B3.value}, "
-                              f"or {prompts} exact")
 
     def _check_device(self, named: Collection[str], spelled: Callable[[str], str]) -> None:
         mode, device, prompts, kv_vram, kv_budget = (

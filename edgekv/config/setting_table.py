@@ -8,11 +8,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edgekv.common.enums import CacheCodec, CacheType, Drafting, KvMode, PromptReading, SketchKind, Split, WhenFull
+from edgekv.common.enums import CacheCodec, CacheType, Drafting, KvMode, PromptReading, Split, WhenFull
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import SWITCH, parse_bytes, parse_duration
 from edgekv.config.groups import DEVICES, CacheOptions, EvictionOptions, PlacementOptions, SelectionOptions
-from edgekv.config.values import Attend, Keep, parse_kv_dir, parse_sample_budget, parse_target_error, parse_token_bytes
+from edgekv.config.values import Keep, parse_kv_dir, parse_sample_budget, parse_target_error, parse_token_bytes
 
 RENAMED = {
     "keep": "evict-to", "slots": "parallel", "device": "attention-device", "type-k": "cache-type-k", "type-v": "cache-type-v",
@@ -20,7 +20,10 @@ RENAMED = {
     "home": "kv-dir", "draft": "spec-type", "max-gap": "max-itl",
 }
 """Old name: the new one. For one release an old name ends with a sentence."""
-OLD_KEYWORDS = tuple(name.replace("-", "_") for name in RENAMED if not name.startswith("type"))  # llama_cpp.Llama has type_k and type_v
+GONE = {"sketch": "sample-budget", "attend": "sample-budget"}
+"""The same for what is not asked any more: the name of what says how much a token reads instead."""
+OLD = RENAMED | GONE
+OLD_KEYWORDS = tuple(name.replace("-", "_") for name in OLD if not name.startswith("type"))  # llama_cpp.Llama has type_k and type_v
 
 
 BOTH, EVERYWHERE, CHAT, SERVE = ("chat", "serve"), ("chat", "serve", "plan"), ("chat",), ("serve",)
@@ -38,10 +41,12 @@ def keyword_of(name: str) -> str:
 
 def check_renamed(given: Iterable[str], spelled: Callable[[str], str], where: str = "") -> None:
     """Raise ConfigError, which begins with `where`, if one of the names that are `given`, as `spelled` spells a setting's name, is an old one."""
-    old = {spelled(name): spelled(new) for name, new in RENAMED.items()}
+    old = {spelled(name): name for name in OLD}
     for name in given:
-        if name in old:
-            raise ConfigError(f"{where}{name} is now called {old[name]}")
+        if (own := old.get(name)) in GONE:
+            raise ConfigError(f"{where}{name} is gone: mode sparse reads what its sketches choose, and {spelled(GONE[own])} says how much")
+        if own is not None:
+            raise ConfigError(f"{where}{name} is now called {spelled(RENAMED[own])}")
 
 
 class Number(Struct, frozen=True):
@@ -231,10 +236,6 @@ SETTINGS = (
          unit="PERCENT", usual=f"none; at sample budget {SelectionOptions.sample_budget:g} a head's error is 1 to 6 %"),
         row("kv-prompts", PromptReading, f"Mode sparse: the tokens that a prompt's tokens attend. {_described(PromptReading)}.",
          keyword="prompts", usual=SelectionOptions.prompts.value),
-        row("sketch", SketchKind, f"Mode sparse: the summary of keys that selects tokens. {_described(SketchKind)}.", usual=SelectionOptions.sketch.value),
-        row("attend", lambda text, noun: Attend.parse(text),
-         "Mode sparse with --sketch none: how much of the context each head attends, the pages with the best scores, e.g. 10% or 1024.",
-         unit="PERCENT|TOKENS", usual=str(SelectionOptions.attend)),
         row("evict-to", lambda text, noun: Keep.parse(text),
          "Mode evict: how much of each conversation (slot) is kept, whatever its length, e.g. 4096 or 64MiB; its K and V take no more memory than that.",
          unit="TOKENS|BYTES", usual=str(EvictionOptions.evict_to)),

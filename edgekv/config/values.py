@@ -18,36 +18,6 @@ _MOST_ERROR = 0.5
 _MOST_BUDGET = 1e9  # single precision cannot tell smaller shares from nothing
 
 
-class Attend(Struct, frozen=True):
-    """The amount that a token attends in mode sparse without sketches: `share` of the visible pages, or `tokens`."""
-
-    share: float = 0.125
-    tokens: int = 0
-    """Counts instead of the share where it is not 0."""
-
-    @classmethod
-    def parse(cls, value: Attend | str | float) -> Attend:
-        """ "12.5%" is a share, "1024" a number of tokens. Raises ConfigError."""
-        if isinstance(value, Attend):
-            return value
-        text = str(value).strip()
-        try:
-            if text.endswith("%") and 0 < float(text[:-1]) <= 100:
-                return cls(share=float(text[:-1]) / 100)
-        except ValueError:
-            pass
-        if n_tokens := parse_tokens(text):
-            return cls(tokens=n_tokens)
-        raise ConfigError(f"what is attended is {text!r}; it must be a share of the context such as 12.5%, or a number of tokens")
-
-    def pages(self, n_visible: int, page_tokens: int) -> int:
-        """The number of attended pages of `n_visible`, rounded as native selection rounds."""
-        return min(n_visible, -(-self.tokens // page_tokens) if self.tokens else int(self.share * n_visible + 0.5))
-
-    def __str__(self) -> str:
-        return f"{self.tokens}" if self.tokens else f"{100 * self.share:g}%"
-
-
 class Keep(Struct, frozen=True):
     """The bound of mode evict: tokens, or bytes of K and V together."""
 

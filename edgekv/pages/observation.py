@@ -9,8 +9,8 @@ class Observation(Struct, frozen=True):
     """The tokens since the last run. Arrays are views, valid during the call."""
 
     mass_sum: np.ndarray
-    """float32 [layer, head, page]: attention mass, summed over the query heads of the group and over the query tokens. In mode sparse with
-    sketches it is an estimate from the rows that were read, right on average over tokens; without sketches unattended pages have zero."""
+    """float32 [layer, head, page]: attention mass, summed over the query heads of the group and over the query tokens. In mode sparse it is
+    an estimate from the rows that were read, right on average over tokens."""
     mass_max: np.ndarray
     """The same, the maximum over the query heads."""
     n_tokens: int

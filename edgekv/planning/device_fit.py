@@ -195,7 +195,7 @@ def _device_bytes(model: Geometry, layers: list[int], n_ctx: int, kv: KvOptions,
 
     k, v = model.head_row_bytes(kv.cache.type_k.value, kv.cache.type_v.value)
     heads = tuple(sizes.DeviceHeads(model.n_head[il], model.n_head_kv[il], model.head_dim_k, k, v) for il in layers)
-    return sizes.device_bytes(sizes.DeviceSize(kv.mode, kv.selection.sketch, n_sequences, rounded(n_ctx), kv.cache.page_size, room.n_sm,
+    return sizes.device_bytes(sizes.DeviceSize(kv.mode, n_sequences, rounded(n_ctx), kv.cache.page_size, room.n_sm,
                                                room.has_display, room.total, max(0, left), compute, kv.placement.kv_vram or 0, heads))
 
 

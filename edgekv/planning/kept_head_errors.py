@@ -39,7 +39,7 @@ def key_of(model: bytes, kv: KvOptions, kernels: str, text: str) -> str:
     """The key of a measurement. model: the digest of its files; kernels: the place of attention and its instruction set; text: the text that
     was read."""
     cache, chosen = kv.cache, kv.selection
-    of = f"{'/'.join(cache.names)} {chosen.sketch.value} {chosen.sink_tokens}+{chosen.recent_tokens}"
+    of = f"{'/'.join(cache.names)} b3 {chosen.sink_tokens}+{chosen.recent_tokens}"
     return f"{model.hex()}; {of}; {kernels}; text {text}; EdgeKV {edgekv.__version__}"
 
 

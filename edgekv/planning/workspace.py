@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from edgekv.common.enums import KvMode, SketchKind
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.models import Geometry
 
@@ -60,7 +60,7 @@ def slot_bytes(row_bytes: int, page_tokens: int) -> int:
 def _sizes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions, n_threads: int = 1) -> Iterator[LayerSize]:
     from edgekv._native.sizes import LayerSize
 
-    sketch = SketchKind.NONE if kv.mode is KvMode.EVICT and not kv.samples_kept else kv.selection.sketch
+    sketches = kv.mode is not KvMode.EVICT or kv.samples_kept
     for il in layers:
-        yield LayerSize(kv.mode, sketch, model.n_head[il], model.n_head_kv[il], model.head_dim_k,
+        yield LayerSize(kv.mode, sketches, model.n_head[il], model.n_head_kv[il], model.head_dim_k,
                         model.head_dim_v if model.mla else 0, model.index_rows, n_cells, kv.cache.page_size, n_threads)

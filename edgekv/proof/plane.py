@@ -22,7 +22,7 @@ from edgekv.proof.models import small_model
 from edgekv.proof.steps import EXACT, RING, SPARSE_ALL, SPARSE_TENTH, STOCK, Outcome, Part, Told
 
 READ_ALL = {"mode": "sparse", "sample_budget": 1e9, "exact_tokens": 0}
-TENTH = {"mode": "sparse", "attend": "10%", "exact_tokens": 0, "recent_tokens": 16, "error_every": 0}
+TENTH = {"mode": "sparse", "exact_tokens": 0, "recent_tokens": 16, "error_every": 0}
 
 OPTIONS: dict[str, dict[str, Any]] = {STOCK: {"mode": "off"}, EXACT: {"mode": "exact"}, RING: {"mode": "exact"}, SPARSE_ALL: READ_ALL,
                                       SPARSE_TENTH: TENTH}

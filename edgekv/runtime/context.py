@@ -8,7 +8,7 @@ import numpy as np
 
 from edgekv._native import core, device_calls
 from edgekv._native import paging as native
-from edgekv.common.enums import DeviceKind, KvMode, SketchKind
+from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError
 from edgekv.common.reports import SelectionReport
 from edgekv.config import KvOptions
@@ -37,9 +37,7 @@ def has_tiers(handle: core.Handle, options: KvOptions) -> bool:
 
 
 def tiers_in(options: KvOptions, on_device: bool) -> bool:
-    """The same: where tokens are dropped, on a device, where pages have slots, and without sketches."""
-    if options.mode is KvMode.SPARSE and options.selection.sketch is SketchKind.NONE:
-        return True
+    """The same: where tokens are dropped, and on a device, where pages have slots."""
     return options.mode is KvMode.EVICT or options.mode is not KvMode.OFF and on_device
 
 
@@ -61,7 +59,7 @@ def keep_rows(handle: core.Handle, budget: int, before: int | None) -> int:
 def begins_with(options: KvOptions) -> tuple:
     """The options that a policy is made with; if one changes, the policy starts again."""
     chosen, placed = options.selection, options.placement
-    return placed.policy, placed.prefetch, placed.plan_every, chosen.sketch, chosen.sink_tokens, chosen.recent_tokens
+    return placed.policy, placed.prefetch, placed.plan_every, chosen.sink_tokens, chosen.recent_tokens
 
 
 def selection_report(handle: core.Handle, n_layers: int, n_heads: int, sequence: int | None = None) -> SelectionReport:

@@ -108,14 +108,13 @@ class Runtime:
 
     @contextmanager
     def _taking(self, options: KvOptions) -> Iterator[None]:
-        """Inside the block the context takes these options. Another mode, or other sketches, leave the arena of a device other memory: the policy
-        ends before, and starts again where the block fails."""
+        """Inside the block the context takes these options. Another mode leaves the arena of a device other memory: the policy ends
+        before, and starts again where the block fails."""
         handle, now = self._native_handle(), self.options
         context.check_evict(handle, options, self.cells)
         self._check_errors(options)
         self._label_earlier(options)
-        anew = (options.mode, options.selection.sketch) != (now.mode, now.selection.sketch)
-        if anew and self._tiering is not None and self._tiering.on_device:
+        if options.mode is not now.mode and self._tiering is not None and self._tiering.on_device:
             core.set_mode(handle, now.mode)  # changes nothing, and is refused where another thread decodes
             self._end_policy()
         try:

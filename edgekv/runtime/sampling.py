@@ -13,7 +13,7 @@ _BEHIND_RESOLUTIONS = ("target_error", "head_errors")
 
 
 def sampled_with(options: KvOptions) -> tuple[Any, ...]:
-    """The settings of a decode step in mode sparse. The policy is one: it pins rows, and without sketches scores the attended pages."""
+    """The settings of a decode step in mode sparse. The policy is one: it pins rows."""
     chosen = options.selection
     values = ((field.name, getattr(chosen, field.name)) for field in fields(SelectionOptions)
               if field.name not in (*_OF_PROMPTS, *_ONLY_SHOWN, *_BEHIND_RESOLUTIONS))

@@ -11,7 +11,7 @@ from edgekv._native import core, device_calls, native_arrays
 from edgekv._native import paging as native
 from edgekv._native.native_pages import NativePages
 from edgekv.arrays.ops import Ops
-from edgekv.common.enums import DeviceKind, KvMode, SketchKind
+from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import DoesNotFit, TierError
 from edgekv.common.reports import LayerReport, TierReport
 from edgekv.config import EvictionOptions, KvOptions
@@ -57,12 +57,10 @@ def bytes_per_run(link: float | None, seconds: float | None) -> int:
 
 
 def budget_pages(options: KvOptions, n_visible: int, page_tokens: int, n_slots: float) -> int:
-    """The pages of a head that the policy grants: in mode evict those that are kept, without sketches those that are attended, otherwise those
-    with a slot. n_visible: the head's pages; n_slots: arena slots of a head, on average."""
+    """The pages of a head that the policy grants: in mode evict those that are kept, otherwise those with a slot. n_visible: the head's pages;
+    n_slots: arena slots of a head, on average."""
     if options.mode is KvMode.EVICT:
         return options.keep_tokens // page_tokens
-    if options.mode is KvMode.SPARSE and options.selection.sketch is SketchKind.NONE:
-        return options.selection.attend.pages(n_visible, page_tokens)
     return min(n_visible, round(n_slots))
 
 
@@ -155,7 +153,7 @@ class Tiering:
 
     def _beside_rows(self, options: KvOptions, n_slots: int, n_pages: int) -> int:
         """Leave a part of a device's arena to rows, where they pay. Returns the slots that pages have."""
-        keeps = options.mode is KvMode.SPARSE and options.selection.sketch is not SketchKind.NONE and n_slots < n_pages
+        keeps = options.mode is KvMode.SPARSE and n_slots < n_pages
         of_rows = round(ROWS_SHARE * n_slots) if keeps else 0
         native.set_hot_rows(self._handle, of_rows * self.slot_bytes)
         return n_slots - of_rows

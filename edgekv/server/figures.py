@@ -68,7 +68,7 @@ class Figures(Struct, frozen=True):
 
 def coverage(mode: KvMode, selection: SelectionReport) -> float | None:
     """Share of the attention on the tokens that were read, as `SelectionReport.coverage` estimates it; 1 where everything was read. None in
-    mode evict and without sketches: unread tokens then cannot be estimated."""
+    mode evict: unread tokens then cannot be estimated."""
     if mode is KvMode.EVICT:
         return None
     return selection.coverage if mode is KvMode.SPARSE and selection.n_selections else 1.0

@@ -60,7 +60,7 @@ def _by_place(label: str = "place", **fields: str) -> Callable[[Shown], Iterable
 def _about(shown: Shown) -> Iterable[Value]:
     labels = {"model": shown.served.model, "mode": shown.mode.value, "version": shown.served.version}
     if shown.figures is not None:
-        labels |= {"policy": shown.figures.options.placement.policy, "sketch": shown.figures.options.selection.sketch.value}
+        labels |= {"policy": shown.figures.options.placement.policy}
     yield labels, 1
 
 

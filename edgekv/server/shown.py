@@ -110,7 +110,7 @@ def props(shown: Shown) -> dict[str, Any]:
     if figures is None:
         return about
     options = figures.options
-    sparse = {"policy": options.placement.policy, "prefetch": options.placement.prefetch, "sketch": options.selection.sketch.value,
+    sparse = {"policy": options.placement.policy, "prefetch": options.placement.prefetch,
               "sample_budget": options.selection.sample_budget if options.selection.target_error is None else None,
               "target_error": options.selection.target_error}
     return {**about, "page_size": options.cache.page_size, "n_layers": figures.n_layers, "n_layers_served": figures.n_layers_served,
@@ -179,7 +179,7 @@ def state(shown: Shown) -> dict[str, Any]:
     settings = {"page size": f"{options.cache.page_size}"}
     if shown.mode is KvMode.SPARSE:
         sampled = dict([options.selection.sampled_by])
-        settings = {**sampled, "sketch": options.selection.sketch.value, "policy": options.placement.policy, **settings}
+        settings = {**sampled, "policy": options.placement.policy, **settings}
     elif shown.mode is KvMode.EVICT:
         sampled = dict([options.selection.sampled_by]) if options.samples_kept else {}
         settings = {"kept": f"{options.keep_tokens:,} tokens", **sampled, "policy": options.placement.policy, **settings}

@@ -50,13 +50,14 @@ def test_a_mode_with_an_error_knows_the_heads(synthetic, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "sentence"), [
     ("sparse:target_error=0", "above 0%"), ("sparse:target_error=1%,sample_budget=300", "target_error chooses .* give one of the two"),
     ("exact:target_error=1%", "target_error works in mode sparse only"), ("sparse:head_errors=x", "is not a change"),
-    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of mode, sample_budget, target_error, sketch, "),
+    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of mode, sample_budget, target_error, prompts, "),
     ("sparse:sample_budget", "write NAME=VALUE"), ("sparse:sample_budget=much", "sample_budget is 'much'; it must be a number"),
     ("sparse:keep_rows=perhaps", "it must be on or off"), ("sparse:error_every=0.5", "a whole number"),
     ("sparse:sample_budget=0.5", "a number from 1"), ("sparse:coverage=0.9", "is not a change"), ("sparse-box", "choose one of: off, "),
     ("sparse:evict_to=10%", "evict_to works in mode evict only, and the mode is sparse; use mode evict"),
     ("evict:evict_to=110%", "what is kept is '110%'; it must be a share"), ("ema", "choose one of: off, "),
-    ("sparse:sketch=b7", "use one of: b3"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_size=32", "is not a change"),
+    ("sparse:sketch=none", "sketch is gone: .* sample_budget says how much"), ("sparse:attend=10%", "attend is gone"),
+    ("sparse:kv_budget=much", "write bytes"), ("sparse:page_size=32", "is not a change"),
     ("exact:sample_budget=100", "sample_budget works in modes sparse and evict only, and the mode is exact; use mode sparse"),
     ("off:kv_vram=1GiB", "kv_vram does nothing in mode off"),
     ("sparse:policy=ema+fish", "there is no policy 'fish'"), ("sparse:prefetch=fish", "there is no prefetch 'fish'")])

@@ -60,7 +60,7 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
     chat.say("/pin 7", "use 1 to 2, last or system")
     chat.say("/unpin", "nothing is pinned")
     shown = chat.say("/memory", r"error +~[\d.]+ % of")
-    for expected in (r"home +45.0 MiB", r"sketches +4.6 MiB +b3", r"reads +\d+ of [\d,]+ tokens a head: [\d.]+ %, of these [\d.]+ % for certain"):
+    for expected in (r"home +45.0 MiB", r"sketches +4.6 MiB +of all keys", r"reads +\d+ of [\d,]+ tokens a head: [\d.]+ %, of these [\d.]+ % for certain"):
         assert re.search(expected, shown), shown
     assert 0 < float(re.search(r"error +~([\d.]+) % of", shown)[1]) < 50, shown
     reads = re.search(r"reads +(\d+) of ([\d,]+) tokens a head", shown)

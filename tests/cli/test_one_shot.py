@@ -36,7 +36,8 @@ def test_every_setting_reaches_the_sampler(edgekv, default_model):
 @pytest.mark.parametrize(("arguments", "stdin", "code", "sentence"), [
     (["chat"], "  \n", EXIT_USAGE, "prompt is empty"),
     (["chat", "--kv", "fast", "-p", "x"], "", EXIT_USAGE, "'exact', 'sparse', 'evict', 'off'"),
-    (["chat", "--kv", "sparse", "--attend", "0", "-p", "x"], "", EXIT_USAGE, "a share of the context such as 12.5%, or a number"),
+    (["chat", "--kv", "sparse", "--sketch", "none", "--attend", "10%", "-p", "x"], "", EXIT_USAGE,
+     "--sketch is gone: mode sparse reads what its sketches choose, and --sample-budget says how much"),
     (["chat", "--kv", "sparse", "--sample-budget", "0.5", "-p", "x"], "", EXIT_USAGE, r"it must be a number from 1 to 1e\+09, such as 2000"),
     (["chat", "--kv", "sparse", "--coverage", "95%", "-p", "x"], "", EXIT_USAGE, "No such option '--coverage'"),
     (["chat", "--kv", "sparse", "--policy", "ema+luck", "-p", "x"], "", EXIT_USAGE, "no policy 'luck'; choose one of: ema"),

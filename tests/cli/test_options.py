@@ -49,17 +49,16 @@ def test_defaults_are_those_of_the_library():
 
 
 def test_the_command_line_goes_before_the_environment():
-    variables = {"EDGEKV_KV": "sparse", "EDGEKV_SAMPLE_BUDGET": "500.5", "EDGEKV_KV_BUDGET": "1MiB", "EDGEKV_ATTEND": "5%",
-                 "EDGEKV_SPLIT": "uniform"}
+    variables = {"EDGEKV_KV": "sparse", "EDGEKV_SAMPLE_BUDGET": "500.5", "EDGEKV_KV_BUDGET": "1MiB", "EDGEKV_SPLIT": "layer"}
     kv = parse(**variables)["kv"]
-    assert kv == KvOptions.from_env(mode="sparse", sample_budget=500.5, kv_budget=1 << 20, attend="5%", split="uniform")
+    assert kv == KvOptions.from_env(mode="sparse", sample_budget=500.5, kv_budget=1 << 20, split="layer")
     kv = parse("--sample-budget", "16000", "--kv-dir", "/mnt", "--kv-budget", "auto", **variables)["kv"]
-    assert (kv.selection.sample_budget, kv.placement.kv_budget, kv.selection.attend.share) == (16000, None, 0.05)
+    assert (kv.selection.sample_budget, kv.placement.kv_budget, kv.eviction.split.value) == (16000, None, "layer")
     assert parse("--kv-dir", "/mnt", "--kv-budget", "0", **variables)["kv"].placement.kv_budget == 0
     assert parse("--kv", "exact", **variables)["kv"].mode is KvMode.EXACT, "variables for mode sparse do not disturb the others"
 
 
-ONE_MODE = {"attend": "5%", "sketch": "b3", "kv-budget": "auto", "kv-prompts": "sparse", "prefetch": "none", "target-error": "2%"}
+ONE_MODE = {"kv-budget": "auto", "kv-prompts": "sparse", "prefetch": "none", "target-error": "2%"}
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -68,10 +67,6 @@ ONE_MODE = {"attend": "5%", "sketch": "b3", "kv-budget": "auto", "kv-prompts": "
     ("--kv sparse --evict-to 2048", "--evict-to works in mode evict only, and the mode is sparse; use --kv evict"),
     ("--kv evict --target-error 2%", "--target-error works in mode sparse only, and the mode is evict; use --kv sparse"),
     ("--kv evict --attention-device cuda", "runs on the processor only"),
-    ("--kv sparse --attend 10%", "--attend works without sketches only, and the sketch is b3; use --sample-budget, or --sketch none"),
-    ("--kv sparse --sample-budget 1000 --sketch none", "--sample-budget needs sketches, and the sketch is none; use --attend, or --sketch b3"),
-    ("--kv sparse --target-error 2% --sketch none", "--target-error needs sketches, and the sketch is none; use --attend, or --sketch b3"),
-    ("--kv sparse --kv-prompts sparse --sketch none", "--kv-prompts sparse needs sketches, and the sketch is none; use --sketch b3, or --kv-prompts exact"),
     ("--kv sparse --target-error 2% --sample-budget 300",
      "--target-error chooses a sample budget for each layer and head, and --sample-budget is one for all; give one"),
     ("--kv off --kv-vram 1GiB", "does nothing in mode off"),
@@ -84,13 +79,8 @@ def test_options_without_effect_are_refused(words, said):
 
 
 def test_a_variable_may_be_without_effect():
-    assert parse("--kv", "sparse", EDGEKV_ATTEND="10%")["kv"].selection.attend.share == 0.1
-    assert parse("--kv", "sparse", "--sketch", "none", EDGEKV_SAMPLE_BUDGET="10")["kv"].selection.sample_budget == 10
     assert parse("--kv", "exact", EDGEKV_TARGET_ERROR="2%")["kv"].mode is KvMode.EXACT
     assert parse("--kv", "off", EDGEKV_KV_VRAM="1GiB")["kv"].placement.kv_vram == 1 << 30
-    for variables, said in (({"EDGEKV_KV": "sparse"}, "--sample-budget needs sketches"), ({"EDGEKV_KV": "evict"}, "a sample budget needs sketches")):
-        with pytest.raises(ConfigError, match=said):
-            parse("--sample-budget", "1000", EDGEKV_SKETCH="none", **variables)
 
 
 @pytest.mark.parametrize("value", ["0", "0.9", "-4", "nan", "inf", "much", "", None, "1e999"], ids=str)

@@ -18,7 +18,7 @@ from edgekv.common.errors import EXIT_USAGE, ConfigError
 from edgekv.common.units import size
 from edgekv.config import KvOptions
 from edgekv.config.options import _GROUPS
-from edgekv.config.setting_table import OF_KV, RENAMED, SETTINGS, Number, Setting, variable_of
+from edgekv.config.setting_table import GONE, OF_KV, RENAMED, SETTINGS, Number, Setting, variable_of
 from edgekv.policies import POLICIES
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server_options import ServerLimits, ServerOptions
@@ -26,7 +26,7 @@ from edgekv.tiering.prefetch import PREFETCHERS
 
 pytestmark = pytest.mark.usefixtures("no_variables")
 
-TEXTS = {"ctx": "64", "sample-budget": "9", "target-error": "2%", "attend": "5%", "evict-to": "99", "kv-bytes": "24KiB", "kv-dir": "d", "kv-budget": "1MiB",
+TEXTS = {"ctx": "64", "sample-budget": "9", "target-error": "2%", "evict-to": "99", "kv-bytes": "24KiB", "kv-dir": "d", "kv-budget": "1MiB",
          "kv-vram": "1GiB", "cache-ram": "7", "cache-disk": "7GiB", "cache-ttl": "12h", "cache-url": "redis://h:1/0", "recall": "ram", "page-size": "32"}
 """A value of settings whose kind does not tell one."""
 MOST_SHOWN = 20
@@ -131,6 +131,22 @@ def test_an_old_name_ends_with_the_new_one(name):
             result = CliRunner().invoke(cli, [*name.split(), *arguments], env=variables)
             assert isinstance(result.exception, ConfigError) and (str(result.exception), result.exception.exit_code) == (said, EXIT_USAGE)
     assert name != "serve" or set(of_command) == set(RENAMED) - {"prompt-resolution"}, "none is left out"
+
+
+@pytest.mark.parametrize("name", ["chat", "serve", "plan"])
+@pytest.mark.parametrize("gone", GONE)
+def test_an_option_that_is_gone_ends_with_what_to_use(name, gone, tmp_path):
+    """As an option, as a variable and in the file, which plan does not read."""
+    (tmp_path / "options.toml").write_text(f'{gone} = "none"\n')
+    ends = "is gone: mode sparse reads what its sketches choose, and"
+    for arguments, variables, said in (([f"--{gone}", "none"], {}, f"--{gone} {ends} --{GONE[gone]} says how much"),
+                                       ([], {variable_of(gone): "none"}, f"{variable_of(gone)} {ends} {variable_of(GONE[gone])} says how much"),
+                                       ([], {"EDGEKV_CONFIG": str(tmp_path / "options.toml")},
+                                        f"{tmp_path / 'options.toml'}: {gone} {ends} {GONE[gone]} says how much")):
+        if name == "plan" and "EDGEKV_CONFIG" in variables:
+            continue
+        result = CliRunner().invoke(cli, [name, *arguments], env=variables)
+        assert isinstance(result.exception, ConfigError) and (str(result.exception), result.exception.exit_code) == (said, EXIT_USAGE)
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("--slot", "--parallel"), ("--paralel", "--parallel"), ("--ctxx", "--ctx")])

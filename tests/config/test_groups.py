@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from edgekv import Llama
-from edgekv.common.enums import CacheType, KvMode, SketchKind
+from edgekv.common.enums import CacheType, KvMode, PromptReading
 from edgekv.common.errors import ConfigError
 from edgekv.config import (
     CacheOptions,
@@ -29,7 +29,7 @@ def test_each_option_is_defined_once():
     names = [one.name for group in GROUPS.values() for one in fields(group)]
     assert len(names) == len(set(names)) and not set(names) & {one.name for one in fields(KvOptions)}
     assert option_names() == ["mode", *names]
-    assert set(OF_KV) <= {"mode", *names} and len(OF_KV) == 21 and len({one.name for one in SETTINGS}) == len(SETTINGS)
+    assert set(OF_KV) <= {"mode", *names} and len(OF_KV) == 19 and len({one.name for one in SETTINGS}) == len(SETTINGS)
 
 
 def test_options_lie_in_their_groups():
@@ -42,9 +42,9 @@ def test_options_lie_in_their_groups():
 
 
 def test_changes_leave_the_rest_of_their_group():
-    options = KvOptions(sample_budget=1000, sketch="none", kv_vram=1 << 30)
+    options = KvOptions(sample_budget=1000, prompts="sparse", kv_vram=1 << 30)
     changed = options.with_(sample_budget=500, kv_vram=None)
-    assert (changed.selection.sample_budget, changed.selection.sketch, changed.placement.kv_vram) == (500, SketchKind.NONE, None)
+    assert (changed.selection.sample_budget, changed.selection.prompts, changed.placement.kv_vram) == (500, PromptReading.SPARSE, None)
     assert changed.cache is options.cache
     whole = options.with_(selection=SelectionOptions(), exact_tokens=0)
     assert whole.selection == SelectionOptions(exact_tokens=0), "a group, and one of its options besides"
@@ -57,6 +57,9 @@ def test_an_option_that_there_is_not(make):
     for old, new in (("keep", "evict_to"), ("resolution", "sample_budget"), ("prompt_resolution", "prompt_sample_budget")):
         with pytest.raises(ConfigError, match=f"^{old} is now called {new}$"):
             make(**{old: 64})
+    for gone in ("sketch", "attend"):
+        with pytest.raises(ConfigError, match=f"^{gone} is gone: mode sparse reads what its sketches choose, and sample_budget says how much$"):
+            make(**{gone: "none"})
 
 
 @pytest.mark.parametrize(("make", "said"), [
@@ -84,8 +87,8 @@ def test_every_variable_reaches_its_option(monkeypatch):
 
 
 def test_types_are_those_that_groups_declare():
-    assert (option_kind("mode"), option_kind("sketch"), option_kind("keep_rows"), option_kind("kv_vram")) == (
-        KvMode, SketchKind, bool, int | None)
+    assert (option_kind("mode"), option_kind("prompts"), option_kind("keep_rows"), option_kind("kv_vram")) == (
+        KvMode, PromptReading, bool, int | None)
 
 
 def test_llama_takes_every_option(synthetic):

@@ -96,9 +96,6 @@ def test_one_of_the_two_counts(monkeypatch):
 def test_where_an_error_has_no_effect():
     with pytest.raises(ConfigError, match="error works in mode sparse only, and the mode is exact"):
         KvOptions(mode="exact", target_error="1%").check_effect({"target_error"})
-    with pytest.raises(ConfigError, match="error needs sketches, and the sketch is none"):
-        KvOptions(mode="sparse", sketch="none", target_error="1%").check_effect({"target_error", "sketch"})
-    assert not KvOptions(mode="sparse", sketch="none", target_error="1%").selection.lacks_head_errors
 
 
 def test_resolutions_follow_from_both():

@@ -203,12 +203,12 @@ def test_machines_stand_apart(tmp_path):
 
 def test_quality_by_what_is_read(tmp_path):
     """A mode at several settings is one line, over the tokens that it read; what attends everything is no point of a line."""
-    modes = {"sparse": (0.066, 0.006), "sparse:sample_budget=1000": (0.042, 0.02), "ema:attend=10%,policy=lru": (0.11, 0.07)}
+    modes = {"sparse": (0.066, 0.006), "sparse:sample_budget=1000": (0.042, 0.02), "evict:evict_to=10%,policy=lru": (0.11, 0.07)}
     rows = [{**row, "attended_fraction": modes[mode][0], "kld_exact": modes[mode][1] if row["mode"] == mode else row.get("kld_exact")}
             for mode in modes for row in quality_rows(mode)]
     page = made(tmp_path, quality=rows)
     assert [row[:4] for row in page.rows["quality"][1:]] == [
-        ["ema:policy=lru", "attend=10%", "11.0", "7.0e-02"], ["sparse", "sample_budget=1000", "4.2", "2.0e-02"],
+        ["evict:policy=lru", "evict_to=10%", "11.0", "7.0e-02"], ["sparse", "sample_budget=1000", "4.2", "2.0e-02"],
         ["sparse", "default", "6.6", "6.0e-03"]]
     assert ">stock llama.cpp<" in page.html and not any("exact" in row for row in page.rows["retention"])
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("emulator")
 N_CTX = 2048
 CASES = [
     ("exact", {}, {}), ("exact", {"page_size": 80}, {"n_head": 6}), ("exact", {"type_k": "q8_0"}, {"head_dim": 128}),
-    ("sparse", {}, {}), ("sparse", {"sketch": "none"}, {"n_head": 6}), ("sparse", {"page_size": 80}, {"head_dim": 128, "n_head": 16}),
+    ("sparse", {}, {}), ("sparse", {"page_size": 80}, {"head_dim": 128, "n_head": 16}),
     ("sparse", {"type_v": "q8_0"}, {}), ("sparse", {"type_k": "q4_0", "type_v": "q8_0"}, {}),
 ]
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from support.contexts import attached
 
-from edgekv.common.enums import KvMode, SketchKind
+from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, DoesNotFit
 from edgekv.config import KvOptions
 from edgekv.models import Geometry, geometry
@@ -54,7 +54,7 @@ def test_a_sample_of_what_is_kept_takes_sketches(synthetic):
         assert (memory.home_bytes, memory.sketch_bytes) == (expected.home, expected.sketches)
 
 
-CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_size": 80}, {"type_k": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}]
+CASES = [{}, {"page_size": 80}, {"type_k": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}]
 
 
 @pytest.mark.parametrize("changes", CASES, ids=str)

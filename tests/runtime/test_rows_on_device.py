@@ -70,7 +70,7 @@ def test_rows_that_were_read_lately_stay(partial):
 
 
 def test_what_is_kept_follows_the_options(partial):
-    """Rows in mode sparse with sketches, where not all pages fit; else pages alone, as with less memory behind `give_back`."""
+    """Rows in mode sparse, where not all pages fit; else pages alone, as with less memory behind `give_back`."""
     path, arguments, options = partial
     with attached(path, options(), **arguments) as (context, run):
         read_prompt(context, 700)
@@ -85,7 +85,7 @@ def test_what_is_kept_follows_the_options(partial):
 
         assert slots() == most - round(wiring.ROWS_SHARE * most) > 0
         read(700)
-        for changes, expected in (({"mode": "exact"}, None), ({"mode": "sparse"}, slots()), ({"sketch": "none"}, None), ({"sketch": "b3"}, slots()),
+        for changes, expected in (({"mode": "exact"}, None), ({"mode": "sparse"}, slots()),
                                   ({"kv_budget": 40 * run.tiers().slot_bytes}, 10), ({"kv_budget": None}, slots())):
             run.configure(run.options.with_(**changes))
             read(int(run.cells.stream().positions.max()) + 1)

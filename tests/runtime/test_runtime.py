@@ -69,7 +69,7 @@ def test_the_mode_belongs_to_the_thread_that_decodes(synthetic):
     refused = []
 
     def change(run: Runtime) -> None:
-        for act in (lambda: setattr(run, "mode", "sparse"), lambda: run.configure(run.options.with_(mode="sparse", attend="50%"))):
+        for act in (lambda: setattr(run, "mode", "sparse"), lambda: run.configure(run.options.with_(mode="sparse", sample_budget=50))):
             try:
                 act()
             except ConfigError as error:
@@ -85,7 +85,7 @@ def test_the_mode_belongs_to_the_thread_that_decodes(synthetic):
         run.observers.append(lambda step: elsewhere(run))
         context.decode([270], [80], [0])
         assert len(refused) == 2 and all("decodes on another thread" in sentence for sentence in refused)
-        assert run.mode is KvMode.EXACT and run.options.mode is KvMode.EXACT and run.options.selection.attend == KvOptions().selection.attend
+        assert run.mode is KvMode.EXACT and run.options.mode is KvMode.EXACT and run.options.selection == KvOptions().selection
 
         run.observers.clear()
         run.observers.append(lambda step: setattr(run, "mode", "off"))

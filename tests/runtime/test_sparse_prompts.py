@@ -171,12 +171,6 @@ def test_what_cannot_be_is_refused(options, sentence):
     assert str(caught.value).startswith(sentence)
 
 
-def test_sketches_are_needed():
-    with pytest.raises(ConfigError) as caught:
-        KvOptions(mode="sparse", prompts="sparse", sketch="none").check_effect(())
-    assert str(caught.value) == "prompts sparse needs sketches, and the sketch is none; use sketch b3, or prompts exact"
-
-
 def test_a_device_refuses_them(synthetic, emulator):
     with pytest.raises(ConfigError) as caught, attached(synthetic("llama"), KvOptions(**SPARSE, attention_device="emulated"), n_ctx=512):
         pass

@@ -198,7 +198,7 @@ def test_an_address_that_is_none_is_told_at_once(tiny):
 
 
 OTHERS = {"resolution": {"sample_budget": 20.0}, "sinks": {"sink_tokens": 32}, "newest": {"recent_tokens": 32}, "whole": {"exact_tokens": 320},
-          "policy": {"policy": "ema"}, "sketch": {"sketch": "none", "sample_budget": 2000.0}}
+          "policy": {"policy": "ema"}}
 
 
 @pytest.mark.parametrize("name", OTHERS)

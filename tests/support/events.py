@@ -85,11 +85,11 @@ def check(run: Runtime) -> testing.NativeCheck:
     return found
 
 
-def follow_events(path, n_events: int, sketch: str, unified: bool, page_tokens: int, n_threads: int = 2, **options) -> tuple[int, int]:
+def follow_events(path, n_events: int, unified: bool, page_tokens: int, n_threads: int = 2, **options) -> tuple[int, int]:
     """Random events on a context that holds four conversations, with plans after each step, `check`ed after each decode. Returns the
     numbers of groups and slots compared; groups without tokens have nothing to compare."""
     rng = np.random.default_rng(5)
-    kv = KvOptions(**SAMPLED, recent_tokens=0, sketch=sketch, page_size=page_tokens, plan_every=1, **options)
+    kv = KvOptions(**SAMPLED, recent_tokens=0, page_size=page_tokens, plan_every=1, **options)
     with attached(path, kv, n_ctx=256 if unified else 4 * 256, unified=unified, n_threads=n_threads) as (context, run):
         context.unified = unified
         model, saved, compared, resident = Model(4), [], 0, 0

@@ -50,7 +50,7 @@ def _point(row: Row) -> Row | None:
     """The row's distance from full attention; None for a mean over texts (they are averaged here), and for modes that attend everything."""
     base, _, changes = str(row.get("mode")).partition(":")
     told = [change for change in changes.split(",") if change]
-    dials = [change for change in told if change.startswith(("attend=", "sample_budget="))]
+    dials = [change for change in told if change.startswith(("evict_to=", "sample_budget="))]
     name = ":".join(filter(None, (base, ",".join(change for change in told if change not in dials))))
     figures = dict(zip(_DISTANCE, (row.get(key) for key in ("attended_fraction", "kld_exact", "same_top_exact"))))
     skip = row.get("text") in ("mean", "all") or name in (STOCK, *STOCK_KERNELS, FULL, "exact-unobserved")

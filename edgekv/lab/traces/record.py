@@ -17,7 +17,7 @@ from edgekv import _native
 from edgekv._native import core  # after edgekv.runtime.runtime, which puts the libraries in place
 from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text
-from edgekv.common.enums import DeviceKind, KvMode, SketchKind
+from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.config import KvOptions, SelectionOptions, parse_sample_budget
 from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, TraceHeader, TraceWriter, dtype_of
@@ -89,7 +89,7 @@ _EXACT = KvOptions(mode=KvMode.EXACT, attention_device=DeviceKind.HOST.value, po
 
 def _sampling(options: KvOptions, resolution: float) -> KvOptions:
     """Options of mode sparse at every depth, with its read rows kept."""
-    return options.with_(mode=KvMode.SPARSE, sketch=SketchKind.B3, sample_budget=resolution, exact_tokens=0, error_every=0, keep_rows=True)
+    return options.with_(mode=KvMode.SPARSE, sample_budget=resolution, exact_tokens=0, error_every=0, keep_rows=True)
 
 
 def _header(recording: Recording, decoder: Decoder, model: str) -> TraceHeader:

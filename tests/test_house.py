@@ -30,9 +30,9 @@ BUDGETS = {
     "edgekv/policies": 1_177,
     "edgekv/prefix_cache": 4_323,
     "edgekv/proof": 953,
-    "edgekv/runtime": 1_726,
+    "edgekv/runtime": 1_724,
     "edgekv/server": 5_747,
-    "edgekv/tiering": 1_496,
+    "edgekv/tiering": 1_490,
     "findings": 1_470,
     "models": 2_258,
     "native": 598,
@@ -62,9 +62,9 @@ BUDGETS = {
     "tests/proof": 208,
     "tests/runtime": 6_930,
     "tests/server": 9_445,
-    "tests/support": 3_825,
+    "tests/support": 3_823,
     "tests/templates": 153,
-    "tests/tiering": 1_227,
+    "tests/tiering": 1_220,
     "tests/upstream": 288,
 }
 """Folder: its lines, but for those of folders in it that are named too. A folder that no name covers counts to the one around it."""

@@ -123,9 +123,7 @@ class Tiering:
             self._device_arena = DeviceArena(pages, ops)
         self._evictor = NativeEvictor(handle, self.shape, self._dropped, evicts(options), self._limits.n_kept if layers else 0,
                                       None if self._plane is not None else _layer_bytes(handle, layers))
-        self.hierarchy = Hierarchy(
-            self.shape, self._device_arena or NoSlots(),
-            ops.view(view.priority, np.float32, view.shape), settings, ops=ops, stats=stats, evictor=self._evictor)
+        self.hierarchy = Hierarchy(self.shape, self._device_arena or NoSlots(), settings, ops=ops, stats=stats, evictor=self._evictor)
         self._copies = Copies(handle, self.shape.n_streams) if settings.by_stream else None
         self.resize(options)
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edgekv import policies
-from edgekv.arrays.ops import Array, Ops
+from edgekv.arrays.ops import Ops
 from edgekv.arrays.order import Later, both
 from edgekv.arrays.rank import Ranking
 from edgekv.common.errors import ConfigError
@@ -53,26 +53,21 @@ class HierarchySettings(Struct, frozen=True):
 class Hierarchy:
     """Page table, policy, prefetch, planner and migrator of one context. `step` is its phases; nothing here is thread-safe.
 
-    priority (float32 [layer, head, page]) is written in place in each step: the policy keeps its scores there, and selection without sketches
-    reads them. It and the mass live where `ops` works; residency and pins by page are NumPy arrays. Pins keep pages in the arena, and in
+    The policy's scores and the mass live where `ops` works; residency and pins by page are NumPy arrays. Pins keep pages in the arena, and in
     mode evict attended; what mode sparse always reads does not follow from them.
     A plan has two halves: a question about the scores, and a decision. On the host the decision follows at once. A device answers
     while it computes the next tokens; nothing waits for it, and the first run that finds the answer decides. The arena begins
     without slots; `resize` gives it some.
     """
 
-    def __init__(self, shape: PageShape, transport: Transport, priority: Array, settings: HierarchySettings, *,
+    def __init__(self, shape: PageShape, transport: Transport, settings: HierarchySettings, *,
                  ops: Ops | None = None, stats: Stats | None = None, evictor: Evictor | None = None):
-        if priority.shape != shape.axes:
-            raise ConfigError(f"priority is {priority.shape}; it must be {shape.axes}")
         self.shape = shape
         self.ops = ops or Ops()
         self.stats = stats or Stats()
         self.table = PageTable(shape)
         with self.ops:
-            if not isinstance(priority, np.ndarray) or priority.any():  # zeros in host memory may take none yet
-                self.ops.clear(priority, np.arange(priority.shape[2]))
-            self.policy = policies.make(settings.policy, shape, settings.policy_settings, self.ops, priority, settings.by_stream)
+            self.policy = policies.make(settings.policy, shape, settings.policy_settings, self.ops, by_stream=settings.by_stream)
         self.prefetcher = prefetch.make(settings.prefetch, shape, settings.rope, self.ops)
         self.migrator = Migrator(self.table, transport, settings.bytes_per_run // settings.page_bytes, settings.page_bytes, self.stats)
         self.limits = settings.limits
@@ -80,7 +75,6 @@ class Hierarchy:
         self.transport = transport
         self.evictor = evictor
         self.last_plan: planner.MigrationPlan | None = None
-        self._priority = priority
         self._user_pins = np.zeros(shape.n_pages, bool)
         self._pins: np.ndarray | None = None  # of the policy and the user
         self._observation: Observation | None = None
@@ -137,7 +131,7 @@ class Hierarchy:
         return forgotten
 
     def score(self) -> None:
-        """Take in the policy's pins; its scores are in priority already."""
+        """Take in the policy's pins; its scores follow from what it observed."""
         pins = self.policy.pins
         self._pins = self._user_pins.copy() if pins is None else np.logical_or(self._user_pins, pins)
 

@@ -124,7 +124,7 @@ def conversation(path, options: KvOptions, observer=None):
                 run.observers.remove(observer)
             logits.append(context.decode(rng.integers(260, 350, n), range(position, position + n), [0] * n))
             position += n
-        scores = run._ops.download(hierarchy._priority).copy() if hierarchy else None
+        scores = run._ops.download(hierarchy.policy.scores).copy() if hierarchy else None
         counters = {name: count for name, count in run.stats.as_dict().items() if not name.endswith("seconds")}
     return np.concatenate(logits), plans, scores, counters
 

@@ -22,12 +22,9 @@ class World:
         self.shape = shape
         self.ops = ops or Ops()
         self.arena = (FakeDevice if device else FakeArena)(shape, seed, **faults)
-        with self.ops:
-            self.there = self.ops.upload(np.full(shape.axes, 7, np.float32))
         options = {"page_bytes": 100, "bytes_per_run": 1200, "plan_every": 4, "rope": Rope(8, 8),
                    "policy_settings": dict(sink_tokens=4, recent_tokens=8)} | options
-        self.hierarchy = Hierarchy(shape, self.arena.transport if device else self.arena, self.there, HierarchySettings(**options),
-                                   ops=self.ops)
+        self.hierarchy = Hierarchy(shape, self.arena.transport if device else self.arena, HierarchySettings(**options), ops=self.ops)
         self.hierarchy.resize(n_slots)
         self.rng = np.random.default_rng(seed)
         self.positions = np.full(shape.n_pages, -1, np.int32)
@@ -38,8 +35,9 @@ class World:
             self.step(prompt, observed=False)
 
     @property
-    def priority(self) -> np.ndarray:
-        return self.ops.download(self.there)
+    def scores(self) -> np.ndarray:
+        scores = self.hierarchy.policy.scores
+        return np.zeros(self.shape.axes, np.float32) if scores is None else self.ops.download(scores)
 
     @property
     def pinned(self) -> np.ndarray:
@@ -93,9 +91,9 @@ class World:
         if self.ops.on_device:  # a look would wait for the device
             return
         end = -(-self.n_tokens // self.shape.page_tokens)
-        assert not self.priority[:, :, end:].any(), "a page without tokens has a priority"
+        assert not self.scores[:, :, end:].any(), "a page without tokens has a score"
         assert not self.pinned[:, :, end:].any(), "a page without tokens is pinned"
-        assert np.isfinite(self.priority).all(), "a priority is no number"
+        assert np.isfinite(self.scores).all(), "a score is no number"
 
     def resident(self) -> list[int]:
         return self.hierarchy.table.residency.resident.tolist()

@@ -193,7 +193,7 @@ def test_a_device_that_answers_at_once_decides_as_the_host(emulated_cupy, policy
             assert device.n_downloads == n_before, "no step reads the device's memory"
         here, there = worlds
         assert here.resident() == there.resident()
-        np.testing.assert_array_equal(here.priority, there.priority)
+        np.testing.assert_array_equal(here.scores, there.scores)
         np.testing.assert_array_equal(here.pinned, there.pinned)
     assert here.hierarchy.stats.n_promoted == there.hierarchy.stats.n_promoted > 0
 
@@ -275,7 +275,6 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     rows["v_offset"], rows["n_heads"] = 16 * row_bytes, (2, 1)
     arena, n_slots_max = np.zeros((10, 32 * row_bytes), np.uint8), 10
     shape = (2, n_heads, n_pages)
-    priority = np.full(shape, 7, np.float32)
     newest = np.full(n_pages, -1, np.int32)
     said: list[tuple] = []
     place = device_calls.Plane(DeviceKind.EMULATED, 0, 0, arena.ctypes.data, 32 * row_bytes, 0, n_slots_max, n_cells, rows.ctypes.data,
@@ -288,7 +287,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
                                           for row, n in ((0, 2), (1, 1), (-1, 9))],
                 "limits": lambda handle: core.ContextLimits(n_cells, 1, n_cells, n_cells, False, 0, False),
                 "rope": lambda handle: None}),
-        (paging, {"page_arrays": lambda handle: paging.PageArrays(shape, priority.ctypes.data, np.zeros(shape, np.int32), newest, None, 0,
+        (paging, {"page_arrays": lambda handle: paging.PageArrays(shape, 0, np.zeros(shape, np.int32), newest, None, 0,
                                                                   32 * row_bytes),
                   "set_hot_rows": lambda handle, n_bytes: said.append(("rows", n_bytes))}),
         (NativePages, {
@@ -299,7 +298,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     ):
         for name, function in functions.items():
             monkeypatch.setattr(owner, name, function)
-    return types.SimpleNamespace(home=home, arena=arena, newest=newest, said=said, priority=priority, rows=rows)
+    return types.SimpleNamespace(home=home, arena=arena, newest=newest, said=said, rows=rows)
 
 
 def prompt_step(changed: list[int]) -> types.SimpleNamespace:
@@ -312,7 +311,7 @@ def test_tiering_on_an_emulated_plane(plane):
     """In mode exact the capacity is the plane's, each copy is announced before it begins, and bytes lie where the kernels look for them."""
     options = KvOptions(mode=KvMode.EXACT)
     tiers = wiring.Tiering(object(), options, stats := Stats(), context.operations(object()))
-    assert plane.said == [("arena", 0), ("rows", 0), ("arena", 10)] and not plane.priority.any()
+    assert plane.said == [("arena", 0), ("rows", 0), ("arena", 10)]
     plane.newest[:] = np.minimum((np.arange(8) + 1) * 16, 120) - 1
     tiers.hierarchy.step(tiers.observation(prompt_step(list(range(8)))))
     for _ in range(6):

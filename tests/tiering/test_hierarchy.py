@@ -27,7 +27,7 @@ def test_the_hot_pages_come_to_the_arena():
         world.step()
     assert world.resident() == hot
     row, head, page = (int(n) for n in SHAPE.places(np.int64(20)))
-    assert world.priority[row, head, page] > 0.5
+    assert world.scores[row, head, page] > 0.5
     state, reason, slot = where(world.hierarchy.table, row, head, page)
     assert state == State.RESIDENT and reason == Reason.HOT and slot in range(6)
     tiers = world.hierarchy.tiers()
@@ -92,24 +92,23 @@ def test_an_arena_that_cannot_grow():
 def test_without_an_arena_the_policy_still_speaks():
     world = World(n_slots=0, prompt=30)
     world.steps(20)
-    assert world.priority.any() and world.pinned.any() and world.hierarchy.stats.n_plans == 0
+    assert world.scores.any() and world.pinned.any() and world.hierarchy.stats.n_plans == 0
 
 
 def test_replaced_tokens_are_forgotten():
     world = World(n_slots=20, policy="ema", hot=[3], prompt=40)
     world.steps(8)
-    assert world.priority[0, 0, 3] > 0.3
+    assert world.scores[0, 0, 3] > 0.3
     world.cut(12)
     world.step(20, observed=False)  # other tokens in the same cells
-    assert world.priority[0, 0, 3] == 0 and world.priority[0, 0, 2] > 0
+    assert world.scores[0, 0, 3] == 0 and world.scores[0, 0, 2] > 0
     assert world.hierarchy.stats.n_invalidated > 0
 
 
 def test_a_copied_stream_begins_with_what_its_source_knows():
     """Scores and a person's pins come along, but for a page whose tokens did not. The source, whose second page got other tokens since, forgets that one."""
     shape = PageShape(1, 1, 8, page_tokens=4, pages_per_stream=4)
-    priority = np.zeros(shape.axes, np.float32)
-    hierarchy = Hierarchy(shape, FakeArena(shape), priority, HierarchySettings(page_bytes=100, policy="lfu", by_stream=True))
+    hierarchy = Hierarchy(shape, FakeArena(shape), HierarchySettings(page_bytes=100, policy="lfu", by_stream=True))
 
     def step(mass: list[float], positions: list[int], changed: list[int], *copies: tuple[int, int]) -> None:
         mass, positions = np.array(mass, np.float32).reshape(shape.axes), np.array(positions, np.int32)
@@ -119,9 +118,9 @@ def test_a_copied_stream_begins_with_what_its_source_knows():
     step([1, 1, 1, 0, 0, 0, 0, 1], [3, 7, 11, -1, 3, 7, 11, 15], [0, 1, 2, 4, 5, 6, 7])
     step([0] * 8, [3, 7, 11, -1, 3, 7, 11, 15], [])
     hierarchy.pin(0, 0), hierarchy.pin(2, 2), hierarchy.pin(5, 5)
-    assert (priority.ravel() > 0).tolist() == [True, True, True, False, False, False, False, True]
+    assert (hierarchy.policy.scores.ravel() > 0).tolist() == [True, True, True, False, False, False, False, True]
     step([0] * 8, [3, 15, 11, -1, 3, 7, -1, -1], [1, 4, 5, 6, 7], (1, 0))
-    assert (priority.ravel() > 0).tolist() == [True, False, True, False, True, True, False, False]
+    assert (hierarchy.policy.scores.ravel() > 0).tolist() == [True, False, True, False, True, True, False, False]
     assert hierarchy.pins.tolist() == [True, False, True, False, True, False, False, False]
 
 
@@ -131,11 +130,6 @@ def test_a_context_that_was_in_use_before():
     world.n_tokens = 50
     world.steps(8)
     assert world.hierarchy.tiers()[State.FREE] == 6 and len(world.resident()) == 20
-
-
-def test_wrong_arrays():
-    with pytest.raises(ConfigError, match="must be \\(3, 2, 16\\)"):
-        Hierarchy(SHAPE, FakeArena(SHAPE), np.zeros((3, 2, 8), np.float32), HierarchySettings(page_bytes=1))
 
 
 @pytest.mark.parametrize("prefetch_name", PREFETCHERS)

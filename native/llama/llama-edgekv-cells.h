@@ -301,6 +301,9 @@ public:
     uint64_t n_copied    = 0;  // times that another stream's cells and rows came
     uint32_t copied_from = 0;  // the stream, the last time
 
+    // rows come for what is removed now, so that its memory stays; of a cache's first stream, and never copied
+    bool refilled = false;
+
     // [sequence] where its newest token may lie: a guess that spares a search
     std::vector<uint32_t> newest_cells;
 

@@ -119,7 +119,8 @@ ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft)
 }
 
 void llama_edgekv_give_back(llama_kv_cache & kv) {
-    if (llama_edgekv_access::is_guest(kv) || llama_edgekv_access::copies_wait(kv)) {  // a copy of a stream may need rows of removed tokens
+    const bool copied = llama_edgekv_access::copies_wait(kv);  // a copy of a stream may need rows of removed tokens
+    if (llama_edgekv_access::is_guest(kv) || copied || llama_edgekv_access::clock(llama_edgekv_access::cells(kv, 0)).refilled) {
         return;
     }
     std::vector<const ggml_tensor *> tensors;

@@ -1,5 +1,6 @@
 // Places tokens without computing them: see llama_edgekv_add_cells().
 #include "llama-edgekv-access.h"
+#include "llama-edgekv-home.h"
 
 #include "llama-batch.h"
 
@@ -31,6 +32,29 @@ std::vector<llama_kv_cache *> caches(llama_context * lctx) {
     }
     return found;
 }
+
+// What is removed while this lives gives its memory back at the end: the first touch of a page costs more than the rows that are put there.
+class refilling {
+public:
+    explicit refilling(llama_context * lctx) : of(caches(lctx)) { set(true); }
+    ~refilling() {
+        set(false);
+        for (auto * kv : of) {
+            llama_edgekv_give_back(*kv);
+        }
+    }
+    refilling(const refilling &)             = delete;
+    refilling & operator=(const refilling &) = delete;
+
+private:
+    void set(bool on) {
+        for (auto * kv : of) {
+            llama_edgekv_access::clock(llama_edgekv_access::cells(*kv, 0)).refilled = on;
+        }
+    }
+
+    std::vector<llama_kv_cache *> of;
+};
 
 }  // namespace
 
@@ -102,9 +126,8 @@ bool llama_edgekv_add_cells(
     if (llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_OTHER || llama_edgekv_stream_of(lctx, seq_id) < 0 || n < 1) {
         return false;
     }
-    if (first_pos >= 0) {
-        llama_edgekv_remove_cells(lctx, seq_id, first_pos);
-    }
+    const refilling memory(lctx);
+    llama_edgekv_remove_cells(lctx, seq_id, first_pos);
 
     // takes cells as the loading of a state does; a text token has the same position in each dimension
     const auto & hparams = lctx->get_model().hparams;

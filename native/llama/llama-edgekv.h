@@ -263,7 +263,7 @@ struct llama_edgekv_rows {
 // false: the layer keeps no rows that can be put back one by one
 LLAMA_API bool llama_edgekv_get_rows(const struct llama_context * lctx, int il, struct llama_edgekv_rows * out);
 
-// Places n more tokens of a sequence in the plain cache. They replace its tokens from position first_pos on (below 0: they replace none). out [n]
+// Places n more tokens of a sequence in the plain cache. They replace its tokens from position first_pos on, whose memory they get. out [n]
 // are their cells, in the sequence's stream. The caller writes their K and V before the next ubatch, and puts in a snapshot after the last if the
 // context keeps any. tokens [n], or null: token numbers, which some models look back at; below 0: embeddings. at [3][n], or null: position, line
 // and column of each token, if they do not follow from first_pos. false: too few empty cells, or nothing can be put back. Call it on the

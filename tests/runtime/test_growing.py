@@ -13,6 +13,7 @@ from support.contexts import attached
 
 from edgekv._native import core
 from edgekv.common.errors import DoesNotFit
+from edgekv.config import KvOptions
 from edgekv.planning.available import available_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere llama.cpp allocates the cache")
@@ -75,6 +76,16 @@ def test_memory_follows_the_tokens(synthetic, mode):
     assert found[f"first {N_CTX}"] - found["first 2048"] < BESIDES, "a start costs what it costs with few cells"
     grown = found[f"more {N_CTX}"] - found[f"first {N_CTX}"]
     assert grown < 2 * 8 * HUGE + BESIDES, "a page more of each layer's K and V"
+
+
+def test_rows_that_come_get_the_memory_of_those_that_go(synthetic):
+    """Its first touch would cost more than the rows. What is given back reads as zeros."""
+    n = 3 * CELLS
+    with attached(synthetic("llama", **SHAPE | {"n_layer": 1}), KvOptions(mode="exact"), n_ctx=2 * n, n_seq=1) as (_, run):
+        run.tokens.put(0, 0, np.ones(n * sum(map(sum, run.tokens.row_bytes())), np.uint8), range(n), n, 0)
+        before, after = run.tokens.cells_of(0, n), run.tokens.place(0, 0, np.zeros(CELLS, np.uint8))
+        keys = run.cells.keys(0)[0].any(axis=(1, 2))
+    assert set(after) <= set(before) and keys[after].all() and not keys[np.setdiff1d(before, after)].any()
 
 
 def test_what_is_removed_is_given_back(synthetic):

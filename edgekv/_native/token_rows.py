@@ -4,6 +4,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -110,14 +111,16 @@ def write_snapshot(handle: Handle, seq_id: int, position: int, snapshot: np.ndar
     _check(lib.edgekv_write_snapshot(handle, seq_id, position, ffi.cast("void *", snapshot.ctypes.data), snapshot.nbytes))
 
 
-def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, tokens: np.ndarray | None, at: np.ndarray | None, label: int) -> np.ndarray:
-    """Place n more tokens of a sequence, labelled; their cells, uint32 [n]. tokens: int32 [n], their numbers, or None. at: int32 [3, n], their
-    positions, lines and columns, or None if positions count up; with it, first_position -1 keeps the sequence's tokens. Their rows must be
-    written before the next decode, or come while it computes. Raises DoesNotFit if too few cells are empty."""
+def add_tokens(handle: Handle, seq_id: int, first_position: int, labels: np.ndarray, tokens: np.ndarray | None, at: np.ndarray | None) -> np.ndarray:
+    """Place n more tokens of a sequence with `labels`, uint8 [n]; their cells, uint32 [n]. tokens: int32 [n], their numbers, or None. at: int32 [3, n],
+    their positions, lines and columns, or None if positions count up. Their rows must be written before the next decode, or come while it computes.
+    Raises DoesNotFit if too few cells are empty."""
+    n = len(labels)
     cells = np.empty(n, np.uint32)
+    assert labels.dtype == np.uint8 and labels.flags.c_contiguous
     assert tokens is None or tokens.shape == (n,)
     assert at is None or at.shape == (3, n)
-    _check(lib.edgekv_add_tokens(handle, seq_id, first_position, n, _numbers(tokens), _numbers(at), label, _cells(cells)))
+    _check(lib.edgekv_add_tokens(handle, seq_id, first_position, n, _numbers(tokens), _numbers(at), ffi.cast("uint8_t *", labels.ctypes.data), _cells(cells)))
     return cells
 
 
@@ -128,12 +131,23 @@ def in_image(handle: Handle, stream: int, cells: np.ndarray) -> np.ndarray:
     return places
 
 
-def write_tokens(handle: Handle, stream: int, cells: np.ndarray, skip: int, n_block: int, rows: np.ndarray, layers: range) -> None:
-    """Write the rows of `cells` (uint32 [n]) in some of the layers with a cache: `rows` (uint8 [bytes]) has those of a block of n_block tokens
-    in these layers, of which the first `skip` are left out. Also by the thread that brings rows while a decode waits for them."""
-    of = ffi.new("edgekv_block_rows *", {"rows": ffi.cast("void *", rows.ctypes.data), "n_block": n_block, "skip": skip,
-                                         "first_layer": layers.start, "end_layer": layers.stop})
-    _check(lib.edgekv_write_tokens(handle, stream, _cells(cells), len(cells), of))
+class BlockRows(NamedTuple):
+    """Tokens of a block, behind its first `skip`, and where their rows go."""
+
+    cells: np.ndarray
+    """uint32 [n]."""
+    skip: int
+    n_block: int
+    """Tokens of the block."""
+    rows: np.ndarray
+    """Of the whole block, in the layers that are written: uint8 [bytes]."""
+
+
+def write_tokens(handle: Handle, stream: int, blocks: Sequence[BlockRows], layers: range) -> None:
+    """Write rows in some of the layers with a cache. Also by the thread that brings rows while a decode waits for them."""
+    native = [{"cells": _cells(of.cells), "n": len(of.cells), "skip": of.skip, "n_block": of.n_block, "rows": ffi.cast("void *", of.rows.ctypes.data)}
+              for of in blocks]
+    _check(lib.edgekv_write_tokens(handle, stream, ffi.new("edgekv_block_rows[]", native), len(native), layers.start, layers.stop))
 
 
 def labels_in_place(handle: Handle, stream: int) -> np.ndarray:

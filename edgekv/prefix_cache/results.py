@@ -133,12 +133,16 @@ class PrefixHit(Struct, frozen=True):
         """The number of pieces, from the first, to load, so that loading them and computing the rest takes the least time: by the places' measured
         rates, and by `reading_s(first, n)`, the seconds to compute n tokens behind the first `first`. All pieces where that is 0, unknown. A piece
         in RAM takes no time. A place that was slow long ago is tried again, with one piece."""
-        if any(reading_s(piece.first, piece.n) <= 0 for piece in self.pieces):
+        blocks = [piece.block for piece in self.pieces] if self.snapshot is None else [self.snapshot.block, *(piece.block for piece in self.pieces)]
+        if not any(map(_loading_s, blocks)):
+            return len(self.pieces)
+        reading = [reading_s(piece.first, piece.n) for piece in self.pieces]
+        if not all(seconds > 0 for seconds in reading):
             return len(self.pieces)
         # seconds, of loading so many pieces and not computing them
         costs = [0.0 if self.snapshot is None else _loading_s(self.snapshot.block)]
-        for piece in self.pieces:
-            costs.append(costs[-1] + _loading_s(piece.block) - reading_s(piece.first, piece.n))
+        for piece, seconds in zip(self.pieces, reading):
+            costs.append(costs[-1] + _loading_s(piece.block) - seconds)
         if self.snapshot is not None:  # its rows come whole or not at all
             return len(self.pieces) if costs[-1] <= 0 else 0
         best = max(range(len(costs)), key=lambda i: (-costs[i], i))

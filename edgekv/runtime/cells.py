@@ -66,11 +66,17 @@ class Cells:
 
     def __init__(self, handle: Callable[[], core.Handle]):
         self._handle = handle
+        self._streams: dict[int, int] = {}  # by sequence, as long as the context lives
 
     @property
     def known(self) -> bool:
         """False: the context keeps only states, or a cache of a kind that EdgeKV does not know. Then nothing else here can be asked."""
-        return core.stream_of(self._handle(), 0) >= 0
+        return self._stream(0) >= 0
+
+    def _stream(self, seq_id: int) -> int:
+        if seq_id not in self._streams:
+            self._streams[seq_id] = core.stream_of(self._handle(), seq_id)
+        return self._streams[seq_id]
 
     @property
     def n_stream(self) -> int:
@@ -103,7 +109,7 @@ class Cells:
 
     def stream_of(self, seq_id: int) -> int:
         """The stream that holds the cells of a sequence. Raises EdgeKVError if there is none."""
-        stream = core.stream_of(self._handle(), seq_id)
+        stream = self._stream(seq_id)
         if stream < 0:
             raise EdgeKVError(f"sequence {seq_id} has no cells here: the context has no KV cache, or fewer sequences")
         return stream

@@ -169,7 +169,8 @@ class Runtime:
     @property
     def options(self) -> KvOptions:
         """The options in force; the cache types are those asked for when the context was made."""
-        return self._options.with_(mode=self.mode, observe=self.observe)
+        mode, _, observe = core.get_params(self._native_handle())
+        return self._options.with_(mode=mode, observe=observe)
 
     def configure(self, options: KvOptions) -> None:
         """Change all options but the page size and the cache types, from the next ubatch on. The policy starts again if `begins_with`

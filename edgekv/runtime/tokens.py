@@ -6,12 +6,12 @@ A context with only states has empty blocks. Call everything here on the decodin
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from edgekv._native import core, device_calls, token_rows
-from edgekv._native.token_rows import Arrivals, HeldTokens
+from edgekv._native.token_rows import Arrivals, BlockRows, HeldTokens
 from edgekv.common.errors import NativeError
 from edgekv.runtime.cells import EARLIER, ROUNDED, SAMPLED, Cells, StreamCells
 
@@ -43,11 +43,18 @@ class Tokens:
     def cells_of(self, seq_id: int, n: int, at: np.ndarray | None = None) -> np.ndarray:
         """uint32 [m], m <= n: the cells of the first m tokens of a sequence, up to the first gap. at: int32 [3, n], their positions, lines and columns;
         None: positions count up. A context that keeps only states has no cells: token numbers replace them."""
+        return self.labelled(seq_id, n, at)[0]
+
+    def labelled(self, seq_id: int, n: int, at: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """`cells_of`, and uint8 [m], a copy: how their tokens were read (`StreamCells.labels`)."""
         if not self._cells.known:
-            return np.arange(n, dtype=np.uint32)
+            return np.arange(n, dtype=np.uint32), np.zeros(n, np.uint8)
         view = self._cells.stream(self._cells.stream_of(seq_id))
-        if at is not None:
-            return self._cells_at(seq_id, view, at)
+        cells = self._first_cells(seq_id, n, view) if at is None else self._cells_at(seq_id, view, at)
+        return cells, view.labels[cells]
+
+    @staticmethod
+    def _first_cells(seq_id: int, n: int, view: StreamCells) -> np.ndarray:
         mine = np.flatnonzero(view.in_sequence(seq_id) & (view.positions < n)).astype(np.uint32)
         mine = mine[np.argsort(view.positions[mine], kind="stable")]
         missing = np.flatnonzero(view.positions[mine] != np.arange(len(mine)))
@@ -61,13 +68,6 @@ class Tokens:
         found = np.stack([view.positions[mine], lines, columns])[:, order]
         differ = np.flatnonzero((found != at[:, : len(order)]).any(axis=0))
         return np.ascontiguousarray(mine[order[: differ[0]] if len(differ) else order])
-
-    def labels(self, seq_id: int, cells: np.ndarray) -> np.ndarray:
-        """uint8 [n], a copy: how the tokens in `cells` were read (`StreamCells.labels`)."""
-        if not self._cells.known:
-            return np.zeros(len(cells), np.uint8)
-        view: StreamCells = self._cells.stream(self._cells.stream_of(seq_id))
-        return view.labels[cells]
 
     def settings_change(self, sampled: bool) -> None:
         """Label the tokens that were not read exactly EARLIER, but for rounding: other settings apply from now on. sampled: any token may have been
@@ -95,22 +95,21 @@ class Tokens:
     def put(self, seq_id: int, first: int, block: np.ndarray, rows: range, n_block: int, label: int) -> None:
         """Put the tokens `rows` of a block of n_block tokens into a sequence, from position `first` on, in place of all that it has from there
         on. Raises DoesNotFit if too few cells are empty; the sequence then ends at `first`."""
-        self.write(seq_id, self.place(seq_id, first, len(rows), label), block, rows.start, n_block, range(self.n_layers()))
+        cells = self.place(seq_id, first, np.full(len(rows), label, np.uint8))
+        self.write(seq_id, [BlockRows(cells, rows.start, n_block, block)], range(self.n_layers()))
 
-    def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray | None = None, at: np.ndarray | None = None) -> np.ndarray:
-        """uint32 [n]: cells for n tokens of a sequence, from position `first` on; they replace all its later tokens. tokens: int32 [n], their
-        numbers, which some models look back at; below 0: of media. at: int32 [3, n], positions, lines and columns, as in `cells_of`; only with it
-        `first` may be -1: the tokens follow those placed last. Write their rows before the next decode, or while it computes
-        (`arrivals`). Raises the errors of `put`."""
+    def place(self, seq_id: int, first: int, labels: np.ndarray, tokens: np.ndarray | None = None, at: np.ndarray | None = None) -> np.ndarray:
+        """uint32 [n]: cells for n tokens of a sequence, with `labels` (uint8 [n]), from position `first` on; they replace all its later tokens. tokens:
+        int32 [n], their numbers, which some models look back at; below 0: of media. at: int32 [3, n], positions, lines and columns, as in `cells_of`.
+        Write their rows before the next decode, or while it computes (`arrivals`). Raises the errors of `put`."""
         if not self._cells.known:
-            return np.arange(first, first + n, dtype=np.uint32)
-        return token_rows.add_tokens(self._handle(), seq_id, first, n, tokens, at, label)
+            return np.arange(first, first + len(labels), dtype=np.uint32)
+        return token_rows.add_tokens(self._handle(), seq_id, first, labels, tokens, at)
 
-    def write(self, seq_id: int, cells: np.ndarray, rows: np.ndarray, skip: int, n_block: int, layers: range) -> None:
-        """Write the rows of `cells` in `layers`. rows: these layers' part of a block of n_block tokens, whose first `skip` tokens are left
-        out."""
+    def write(self, seq_id: int, blocks: Sequence[BlockRows], layers: range) -> None:
+        """Write rows of some blocks in `layers`."""
         if self._cells.known:
-            token_rows.write_tokens(self._handle(), self._cells.stream_of(seq_id), cells, skip, n_block, rows, layers)
+            token_rows.write_tokens(self._handle(), self._cells.stream_of(seq_id), blocks, layers)
 
     @property
     def keeps_snapshots(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from edgekv._native.token_rows import BlockRows
 from edgekv.prefix_cache.results import BlockPiece
 from edgekv.runtime.tokens import Tokens
 
@@ -84,24 +85,31 @@ class Loading:
             self._came(self._n_good)
 
     def _bring_all(self, awaited: bool) -> None:
-        """Bring rows layer by layer if a decode waits, otherwise block by block."""
-        pieces, groups = range(len(self.pieces)), self._groups
-        order = [(i, layers) for layers in groups for i in pieces] if awaited else [(i, layers) for i in pieces for layers in groups]
+        """Bring rows layer by layer if a decode waits, otherwise block by block. Those in RAM are written together; those on their way as they come, for
+        the store bounds their bytes."""
+        groups = self._groups if awaited or not self._groups else [range(self._groups[-1].stop)]
+        order = [(i, layers) for layers in groups for i in range(len(self.pieces))]
         with ThreadPoolExecutor(1, thread_name_prefix="edgekv-read") as pool:
-            for (i, layers), rows in zip(order, _ahead(pool, (partial(self._read, *one) for one in order))):
-                if i >= self._n_good:
-                    continue
-                if rows is None:  # earlier pieces still come
+            together: list[BlockRows] = []
+            for (i, layers), rows in zip(order, self._rows(pool, order)):
+                piece, cells = self.pieces[i], self._cells[i]
+                if i < self._n_good and rows is None:  # earlier pieces still come
                     self._n_good = i
                     if awaited:
                         self._tokens.arrivals.failed()
-                    continue
-                piece, cells = self.pieces[i], self._cells[i]
-                if len(cells):
-                    self._tokens.write(self.seq_id, cells, rows, piece.skip, piece.n_block, layers)
+                if i < self._n_good and rows is not None and len(cells):
+                    together.append(BlockRows(cells, piece.skip, piece.n_block, rows))
                 del rows
-                if awaited and i == len(self.pieces) - 1:
+                if together and (piece.coming or piece.block.payload is None or i == len(self.pieces) - 1):
+                    self._tokens.write(self.seq_id, together, layers)
+                    together.clear()
+                if awaited and i == len(self.pieces) - 1 == self._n_good - 1:
                     self._tokens.arrivals.came(layers.stop)
+
+    def _rows(self, pool: ThreadPoolExecutor, order: Sequence[tuple[int, range]]) -> Iterator[np.ndarray | None]:
+        """Of these pieces and layers; a thread reads some ahead, unless all are in memory."""
+        calls = (partial(self._read, *one) for one in order)
+        return _ahead(pool, calls) if any(piece.coming for piece in self.pieces) else (call() for call in calls)
 
     def _read(self, i: int, layers: range) -> np.ndarray | None:
         return self.pieces[i].read(layers) if i < self._n_good else None

@@ -16,9 +16,10 @@ from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
 from edgekv._native.token_rows import HeldTokens
 from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit, NativeError
+from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry
 from edgekv.prefix_cache import conversations
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading
 from edgekv.prefix_cache.coming import layer_groups
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.kept_prompts import Kept
@@ -85,13 +86,17 @@ class Prefixes:
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return True
+        if prompt.seq_id >= 0 and not self._in_slots.ready(prompt.seq_id, n_have, POLL_S if alone else 0):
+            return False
+        fetch = self._fetches.get(prompt.seq_id)
+        if fetch is None and not store.has_far:
+            return True
         prompt = self._media.numbered(prompt)
-        asked, fetch = self._conversation(runtime, prompt), self._fetches.get(prompt.seq_id)
+        options = runtime.options
+        asked = self._conversation(runtime, options, prompt)
         if prompt.seq_id < 0:
             if store.has_far and not self._expected.has_more_of(asked) and self._fetched_with(asked, 0) is None:
-                self._expected.add(self._fetch(runtime, store, asked, 0, None))
-            return False
-        if not self._in_slots.ready(prompt.seq_id, n_have, POLL_S if alone else 0):
+                self._expected.add(self._fetch(options, store, asked, 0, None))
             return False
         if fetch is None or not fetch.asked.same(asked):
             self._leave(prompt.seq_id)
@@ -103,15 +108,15 @@ class Prefixes:
                 if (other := self._fetched_with(asked, n_have)) is not None:  # it brings these blocks too; they are found once its prompt has begun
                     other.ready(alone)
                     return False
-                fetch = self._fetch(runtime, store, asked, n_have, goes_on)
+                fetch = self._fetch(options, store, asked, n_have, goes_on)
             self._fetches[prompt.seq_id] = fetch
         return fetch.ready(alone)
 
     def _fetched_with(self, asked: Conversation, n_have: int) -> Fetch | None:
         return next((one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)), None)
 
-    def _fetch(self, runtime: Runtime, store: PrefixStore, asked: Conversation, n_have: int, goes_on: int | None) -> Fetch:
-        asked, accepts = asked._replace(tokens=asked.tokens.copy()), accepted(runtime, self._where.codec)
+    def _fetch(self, options: KvOptions, store: PrefixStore, asked: Conversation, n_have: int, goes_on: int | None) -> Fetch:
+        asked, accepts = asked._replace(tokens=asked.tokens.copy()), accepted(options, self._where.codec)
 
         def look_up() -> PrefixHit:
             return store.load(store.match_prefix(asked, accepts, n_have, goes_on))
@@ -122,10 +127,10 @@ class Prefixes:
         if (fetch := self._fetches.pop(seq_id, None)) is not None:
             fetch.leave()
 
-    def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: Conversation, n_have: int, goes_on: int | None) -> PrefixHit:
+    def _look_up(self, accepts: Reading, store: PrefixStore, seq_id: int, wanted: Conversation, n_have: int, goes_on: int | None) -> PrefixHit:
         """The fetched rows, or this machine's rows, which may be more by now."""
         fetch = self._fetches.pop(seq_id, None)
-        near = store.load(store.match_prefix(wanted, accepted(runtime, self._where.codec), n_have, goes_on, near=True))
+        near = store.load(store.match_prefix(wanted, accepts, n_have, goes_on, near=True))
         if fetch is None:
             return near
         fetched = fetch.take().behind(n_have) if fetch.asked.same(wanted) else PrefixHit()
@@ -144,20 +149,21 @@ class Prefixes:
             return CachedTokens(missed=Miss(MissReason.NOT_ATTACHED if runtime is None else MissReason.MODEL_UNKNOWN, n_have))
         self._n_prompts += 1
         n_asked, prompt = len(prompt.tokens), self._media.numbered(prompt)
-        wanted = self._conversation(runtime, prompt)
+        options = runtime.options
+        wanted, accepts = self._conversation(runtime, options, prompt), accepted(options, self._where.codec)
         if goes_on is None:
-            cached = self._load_rows(runtime, store, prompt, wanted, n_have)
+            cached = self._load_rows(runtime, store, prompt, wanted, accepts, n_have)
         else:
-            cached = self._load_snapshot(runtime, store, prompt, wanted, n_have, goes_on)
+            cached = self._load_snapshot(runtime, store, prompt, wanted, accepts, n_have, goes_on)
             cached.spacing = snapshot_spacing(self._model, runtime)
         self._n_hits += cached.slot != goes_on or cached.n_kept > 0
         if cached.missed is None and len(wanted.tokens) < n_asked:
             cached.missed = Miss(MissReason.MODEL_UNKNOWN, len(wanted.tokens))
         return cached
 
-    def _load_rows(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, n_have: int) -> CachedTokens:
+    def _load_rows(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, accepts: Reading, n_have: int) -> CachedTokens:
         """Go on behind the sequence's first n_have tokens, in a context that keeps only rows."""
-        hit = before_media(worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, None)), prompt.media)
+        hit = before_media(worth(self._look_up(accepts, store, prompt.seq_id, wanted, n_have, None)), prompt.media)
         loading, missed = self._placed(runtime, store, prompt, hit), hit.missed
         pieces = loading.pieces
         if sum(piece.n for piece in pieces) < hit.n_tokens:
@@ -171,11 +177,12 @@ class Prefixes:
         cached.comes = comes
         return cached
 
-    def _load_snapshot(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, n_have: int, goes_on: int) -> CachedTokens:
+    def _load_snapshot(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, accepts: Reading, n_have: int,
+                       goes_on: int) -> CachedTokens:
         """Go on at the furthest usable snapshot, or where the sequence can continue without one."""
         lost: Miss | None = None
         for _ in range(MOST_DAMAGED):
-            hit = worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, goes_on))
+            hit = worth(self._look_up(accepts, store, prompt.seq_id, wanted, n_have, goes_on))
             kept = hit.snapshot
             if kept is None:
                 store.release(hit, 0)
@@ -219,17 +226,18 @@ class Prefixes:
     @staticmethod
     def _place(runtime: Runtime, prompt: SequenceTokens, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:
         """Place cells for a prompt's pieces, as many as are free: uint32 [n] for each piece."""
-        placed: list[np.ndarray] = []
-        for piece in pieces:
-            part, first, at = slice(piece.first, piece.first + piece.n), piece.first, None
-            if prompt.at is not None:  # a later piece may continue an image, at the same position
-                at = np.ascontiguousarray(prompt.at[:, part])
-                first = -1 if placed else int(at[0, 0])
+        while pieces:
+            n = [piece.n for piece in pieces]
+            first = pieces[0].first
+            part = slice(first, first + sum(n))
+            at = None if prompt.at is None else np.ascontiguousarray(prompt.at[:, part])
+            labels = np.repeat(np.array([label_of(piece) for piece in pieces], np.uint8), n)
             try:
-                placed.append(runtime.tokens.place(prompt.seq_id, first, piece.n, label_of(piece), prompt.tokens[part], at))
+                cells = runtime.tokens.place(prompt.seq_id, first if at is None else int(at[0, 0]), labels, prompt.tokens[part], at)
+                return np.split(cells, np.cumsum(n)[:-1])
             except DoesNotFit:  # other sequences fill a unified cache: the server computes the rest, or refuses it
-                break
-        return placed
+                pieces = pieces[:-1]
+        return []
 
     def start(self) -> None:
         """Right before a decode, which computes while the promised rows come. If this raises, the server calls `release` before it decodes."""
@@ -258,8 +266,8 @@ class Prefixes:
         if runtime is None or store is None:
             return
         n_held, held = len(held.tokens), self._media.numbered(held)
-        of = self._conversation(runtime, held)  # before the labels: settings that change later must not pass for these
-        kept = kept_tokens(runtime, held)
+        options = runtime.options  # before the labels: settings that change later must not pass for these
+        of, kept = self._conversation(runtime, options, held), kept_tokens(runtime, options, held)
         of = of._replace(tokens=held.tokens[:len(kept.cells)].copy())
         if rows:
             self._insert_rows(runtime, store, held.seq_id, of, kept)
@@ -354,12 +362,12 @@ class Prefixes:
             self._stores[built.identity] = PrefixStore(built.identity, self._where, ram=self.ram, answering=self._answers.run)
         return self._stores[built.identity]
 
-    def _conversation(self, runtime: Runtime, of: SequenceTokens) -> Conversation:
+    def _conversation(self, runtime: Runtime, options: KvOptions, of: SequenceTokens) -> Conversation:
         built = self.identities.of(runtime)
         assert built is not None, "there is a store"
         root = built.identity.chain_root(built.named(of.adapters), of.space)
         stays = tuple((mark.n, time.time() + mark.ttl_s) for mark in of.marks)
-        return Conversation(of.tokens, root, read_with(runtime, self._where.codec), of.in_memory, stays)
+        return Conversation(of.tokens, root, read_with(options, self._where.codec), of.in_memory, stays)
 
 
 def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from edgekv._native.prefix_callbacks import SequenceTokens
 from edgekv.common.enums import CacheCodec, KvMode, PromptReading
+from edgekv.config import KvOptions
 from edgekv.prefix_cache.blocks import Reading, ReadWith
 from edgekv.prefix_cache.results import BlockPiece
 from edgekv.runtime import cells
@@ -23,25 +24,26 @@ def label_of(piece: BlockPiece) -> int:
     return _LABELS[piece.reading] | (cells.ROUNDED if piece.block.link.rounded else 0)
 
 
-def takes_rounded(runtime: Runtime, codec: CacheCodec) -> bool:
+def takes_rounded(options: KvOptions, codec: CacheCodec) -> bool:
     """Whether rounded rows serve a context, and its own may be rounded."""
-    return codec is CacheCodec.ROUND or codec is CacheCodec.AUTO and runtime.mode is KvMode.SPARSE
+    return codec is CacheCodec.ROUND or codec is CacheCodec.AUTO and options.mode is KvMode.SPARSE
 
 
-def accepted(runtime: Runtime, codec: CacheCodec) -> Reading:
+def accepted(options: KvOptions, codec: CacheCodec) -> Reading:
     """The worst reading that a context accepts: the one that it would compute itself, behind rounded rows if it takes them."""
-    if runtime.mode is not KvMode.SPARSE:
-        return Reading.ROUNDED if takes_rounded(runtime, codec) else Reading.EXACT
-    return Reading.SPARSE if runtime.options.selection.prompts is PromptReading.SPARSE else Reading.SAMPLED
+    if options.mode is not KvMode.SPARSE:
+        return Reading.ROUNDED if takes_rounded(options, codec) else Reading.EXACT
+    return Reading.SPARSE if options.selection.prompts is PromptReading.SPARSE else Reading.SAMPLED
 
 
-def read_with(runtime: Runtime, codec: CacheCodec) -> ReadWith:
+def read_with(options: KvOptions, codec: CacheCodec) -> ReadWith:
     """The settings of tokens that are not read exactly. Those behind rounded rows are found only where these are taken."""
-    def digest(settings: tuple) -> bytes:
-        return hashlib.blake2b(repr((takes_rounded(runtime, codec), *settings)).encode(), digest_size=8).digest()
+    takes = takes_rounded(options, codec)
 
-    options = runtime.options
-    return ReadWith(rounded=digest(()), sampled=digest(sampled_with(options)), sparse=digest(sparse_with(options)), takes_rounded=takes_rounded(runtime, codec))
+    def digest(settings: tuple) -> bytes:
+        return hashlib.blake2b(repr((takes, *settings)).encode(), digest_size=8).digest()
+
+    return ReadWith(rounded=digest(()), sampled=digest(sampled_with(options)), sparse=digest(sparse_with(options)), takes_rounded=takes)
 
 
 class KeptTokens(NamedTuple):
@@ -55,20 +57,19 @@ class KeptTokens(NamedTuple):
     """bool [n]: the token's rows were rounded by a store."""
 
 
-def kept_tokens(runtime: Runtime, held: SequenceTokens) -> KeptTokens:
-    places = runtime.tokens.cells_of(held.seq_id, len(held.tokens), held.at)
-    labels = runtime.tokens.labels(held.seq_id, places)
+def kept_tokens(runtime: Runtime, options: KvOptions, held: SequenceTokens) -> KeptTokens:
+    places, labels = runtime.tokens.labelled(held.seq_id, len(held.tokens), held.at)
     earlier = np.flatnonzero(labels & cells.EARLIER)
     n = earlier[0] if len(earlier) else len(places)
-    return KeptTokens(places[:n], _readings(runtime, labels[:n]), (labels[:n] & cells.ROUNDED) != 0)
+    return KeptTokens(places[:n], _readings(runtime, options, labels[:n]), (labels[:n] & cells.ROUNDED) != 0)
 
 
-def _readings(runtime: Runtime, labels: np.ndarray) -> np.ndarray:
+def _readings(runtime: Runtime, options: KvOptions, labels: np.ndarray) -> np.ndarray:
     """Readings, uint8 [n], from the labels of the tokens' cells."""
     readings = np.full(len(labels), Reading.EXACT, np.uint8)
     readings[(labels & cells.ROUNDED) != 0] = Reading.ROUNDED
     readings[(labels & cells.SAMPLED) != 0] = Reading.SAMPLED
     readings[(labels & cells.SPARSE_PROMPT) != 0] = Reading.SPARSE
-    if runtime.mode is KvMode.SPARSE and runtime.tokens.on_device:
+    if options.mode is KvMode.SPARSE and runtime.tokens.on_device:
         np.maximum(readings, Reading.SAMPLED, out=readings)  # a device does not tell which of its steps sampled
     return readings

@@ -8,6 +8,7 @@ from gguf.quants import dequantize
 
 from edgekv._native import prefix_callbacks
 from edgekv._native.prefix_callbacks import CachedTokens, GoneExchanges, SequenceTokens
+from edgekv._native.token_rows import BlockRows
 from edgekv.arrays.nearness import embedding, nearest, nearness, weights
 from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import DoesNotFit, EdgeKVError
@@ -57,7 +58,8 @@ class Recall:
         new = [(which, root) for which, root in enumerate(self._roots(runtime, held, gone)) if at[which] >= 0 and not exchanges.has(root)]
         if not new:
             return
-        kept, settings = kept_tokens(runtime, held), read_with(runtime, self._codec)
+        options = runtime.options
+        kept, settings = kept_tokens(runtime, options, held), read_with(options, self._codec)
         for which, root in new:
             (_, n), first = gone.runs[which], int(at[which])
             if first + n > len(kept.cells):
@@ -74,7 +76,7 @@ class Recall:
         runtime, exchanges = self._open(held)
         if runtime is None or exchanges is None:
             return []
-        accepts, settings = accepted(runtime, self._codec), read_with(runtime, self._codec)
+        accepts, settings = accepted(options := runtime.options, self._codec), read_with(options, self._codec)
         known = [(which, record) for which, root in enumerate(self._roots(runtime, held, gone))
                  if (record := exchanges.record(Conversation(gone.of(which), root, settings), accepts)) is not None]
         cells = runtime.tokens.cells_of(held.seq_id, len(held.tokens))[turn:]
@@ -92,7 +94,7 @@ class Recall:
         if runtime is None or exchanges is None:
             return -1, CachedTokens()
         root, tokens, layers = self._roots(runtime, held, gone)[which], gone.of(which), range(exchanges.store.identity.layout.n_layers)
-        accepts, settings = accepted(runtime, self._codec), read_with(runtime, self._codec)
+        accepts, settings = accepted(options := runtime.options, self._codec), read_with(options, self._codec)
         exchange = Conversation(tokens, root, settings)
         record, cached, done = exchanges.record(exchange, accepts), CachedTokens(), False
         hit = exchanges.find(exchange, accepts)
@@ -103,8 +105,9 @@ class Recall:
                 rows, part = piece.read(layers), slice(piece.first, piece.first + piece.n)
                 if rows is None:
                     return -1, CachedTokens()
-                cells = runtime.tokens.place(held.seq_id, len(held.tokens) + piece.first, piece.n, label_of(piece), tokens[part])
-                runtime.tokens.write(held.seq_id, cells, rows, piece.skip, piece.n_block, layers)
+                labels = np.full(piece.n, label_of(piece), np.uint8)
+                cells = runtime.tokens.place(held.seq_id, len(held.tokens) + piece.first, labels, tokens[part])
+                runtime.tokens.write(held.seq_id, [BlockRows(cells, piece.skip, piece.n_block, rows)], layers)
                 setattr(cached, piece.source, getattr(cached, piece.source) + piece.n)
             done = True
             return record.position, cached

@@ -52,28 +52,29 @@ EDGEKV_API edgekv_status edgekv_read_snapshot(edgekv_context * ctx, int seq_id, 
 EDGEKV_API edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int position, const void * snapshot, size_t n_bytes);
 
 /* Places n tokens of a sequence at positions from first_pos on; the sequence's tokens from there on are removed. cells [n] returns the new
-   tokens' cells, which were empty and get the label. tokens [n]: token numbers, which some models look back at, below 0 for embeddings; null if
+   tokens' cells, which were empty and get labels [n]. tokens [n]: token numbers, which some models look back at, below 0 for embeddings; null if
    no model looks. at [3][n]: position, line and column of each token, if an image's tokens share a position (M-RoPE); null if positions count
-   up. Only with `at` may first_pos be -1: the tokens then follow those placed last, perhaps at the same position. EDGEKV_NO_MEMORY: too few free
-   cells. The rows must be written before the next llama_decode(), or come while it computes. If the context keeps snapshots, one must be put
-   in after the last of these tokens before that. */
+   up. EDGEKV_NO_MEMORY: too few free cells. The rows must be written before the next llama_decode(), or come while it computes. If the context keeps
+   snapshots, one must be put in after the last of these tokens before that. */
 EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at,
-                                          uint8_t label, uint32_t * cells);
+                                          const uint8_t * labels, uint32_t * cells);
 
 /* Lines and columns [n] of the tokens in cells [n] of a stream, as `at` gives them; zeros if positions have one dimension. */
 EDGEKV_API edgekv_status edgekv_in_image(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, int32_t * lines, int32_t * columns);
 
-/* a block's rows of the layers [first_layer, end_layer) alone, counted among layers with a cache */
+/* tokens of a block, and their cells */
 typedef struct edgekv_block_rows {
-    const void * rows;
+    const uint32_t * cells; /* [n] */
+    int n;
+    int skip;    /* tokens left out at the block's beginning */
     int n_block; /* tokens of the block */
-    int skip;    /* tokens left out at its beginning */
-    int first_layer;
-    int end_layer;
+    const void * rows; /* of the block, in the layers that are written alone */
 } edgekv_block_rows;
 
-/* Writes the rows of cells [n]. The thread that brings rows (below) may call it while a ubatch is computed. */
-EDGEKV_API edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, const edgekv_block_rows * from);
+/* Writes the rows of some blocks in the layers [first_layer, end_layer), counted among layers with a cache. The thread that brings rows (below) may call
+   it while a ubatch is computed. */
+EDGEKV_API edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const edgekv_block_rows * blocks, int n_blocks, int first_layer,
+                                            int end_layer);
 
 /* Rows may come while earlier layers are computed. After edgekv_expect_rows() one thread brings the rows of cells that
    edgekv_add_tokens() placed: it calls edgekv_write_tokens(), then edgekv_rows_came() for the layers before end_layer, counted likewise. The

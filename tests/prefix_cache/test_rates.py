@@ -47,6 +47,7 @@ def pieces(*sources: float | str | None, clock: Clock | None = None) -> PrefixHi
     ((10.0, 10.0), 0.0, 2),  # nobody knows how fast prompts are
     ((None, None), 100.0, 2),  # nor how fast the place is
     ((0.0, 0.0), 100.0, 0),  # nothing ever came from it
+    (("ram", "ram"), None, 2),  # nobody asks
     (("ram", 0.0, "ram"), 100.0, 1),
     (("ram", 10.0, 10.0), 100.0, 1),
     ((90.0, "ram", 10.0), 100.0, 2),  # the block behind it in RAM makes up for it
@@ -54,7 +55,7 @@ def pieces(*sources: float | str | None, clock: Clock | None = None) -> PrefixHi
     ((1000.0, 10.0, 1000.0), 100.0, 1),
 ], ids=str)
 def test_the_quicker_way(sources, prompts, n):
-    assert pieces(*sources).worth(lambda first, n: n / prompts if prompts else 0.0) == n
+    assert pieces(*sources).worth(None if prompts is None else lambda first, n: n / prompts if prompts else 0.0) == n
 
 
 def test_later_tokens_of_a_prompt_cost_more():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.contexts import attached
 
+from edgekv._native.token_rows import BlockRows
 from edgekv.common.errors import NativeError
 from edgekv.config import KvOptions
 
@@ -165,7 +166,7 @@ def test_rows_that_are_written_over_wait(synthetic):
         cells = run.tokens.cells_of(0, N)
         block = np.zeros(sum(map(sum, run.tokens.row_bytes())) * N, np.uint8)
         held = run.tokens.hold(0, cells)
-        waits_until_released(held, lambda: run.tokens.write(0, cells, block, 0, N, range(run.tokens.n_layers())))
+        waits_until_released(held, lambda: run.tokens.write(0, [BlockRows(cells, 0, N, block)], range(run.tokens.n_layers())))
 
 
 def test_what_is_released_is_not_read(synthetic):

@@ -73,6 +73,7 @@ def test_prompts_of_sequences_that_cannot_be_are_refused(synthetic, wrong):
 
 SCRIPT = textwrap.dedent("""
     import json, logging, resource, sys
+    import numpy as np
     from pathlib import Path
 
     sys.path.insert(0, sys.argv[2])
@@ -84,7 +85,7 @@ SCRIPT = textwrap.dedent("""
     N = 60000
     options = KvOptions(mode="sparse", exact_tokens=0, policy="none", sample_budget=100)
     with attached(Path(sys.argv[1]), options, n_ctx=65536, n_seq=1) as (context, run):
-        run.tokens.place(0, 0, N, 0)
+        run.tokens.place(0, 0, np.zeros(N, np.uint8))
         context.decode([300], [N], [0])
         said = [mode_text(run)]
         size = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) << 10

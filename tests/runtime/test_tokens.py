@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.contexts import attached
 
+from edgekv._native.token_rows import BlockRows
 from edgekv.common.errors import DoesNotFit
 from edgekv.config import KvOptions
 from edgekv.runtime.cells import SAMPLED
@@ -111,7 +112,7 @@ def test_steps_that_sample_label_their_cells(synthetic):
         cells = run.tokens.cells_of(0, N + 1)
         block = run.tokens.read(0, cells[-1:], sum(map(sum, run.tokens.row_bytes())))
         run.tokens.put(1, 0, block, range(1), 1, SAMPLED)
-        assert run.tokens.labels(1, run.tokens.cells_of(1, 1)).tolist() == [SAMPLED]
+        assert run.tokens.labelled(1, 1)[1].tolist() == [SAMPLED]
 
 
 # ---- rows that come while a decode computes --------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ def stored(run, layer: int, position: int) -> bool:
 
 
 def place(run, seq: int, blocks) -> list[np.ndarray]:
-    return [run.tokens.place(seq, first, n, 0) for first, n, _ in blocks]
+    return [run.tokens.place(seq, first, np.zeros(n, np.uint8)) for first, n, _ in blocks]
 
 
 def bring(run, seq: int, blocks, cells, may_come) -> threading.Thread:
@@ -138,7 +139,7 @@ def bring(run, seq: int, blocks, cells, may_come) -> threading.Thread:
                 return
             for (_, n, rows), where in zip(blocks, cells):
                 of_layer = len(rows) // N_LAYERS  # all layers have the same
-                run.tokens.write(seq, where, rows[layer * of_layer:(layer + 1) * of_layer], 0, n, range(layer, layer + 1))
+                run.tokens.write(seq, [BlockRows(where, 0, n, rows[layer * of_layer:(layer + 1) * of_layer])], range(layer, layer + 1))
             run.tokens.arrivals.came(layer + 1)
 
     run.tokens.arrivals.expect()
@@ -156,7 +157,7 @@ def test_a_layer_is_computed_before_the_rows_of_the_next_come(synthetic, options
         blocks = take(run, 0, N)
         stayed = read(context, N, N + n_more)
         # a row that is there was stored by the decode below
-        run.tokens.write(0, run.tokens.cells_of(0, N + n_more), np.zeros(len(blocks[0][2]) * 4, np.uint8), 0, N + n_more, range(N_LAYERS))
+        run.tokens.write(0, [BlockRows(run.tokens.cells_of(0, N + n_more), 0, N + n_more, np.zeros(len(blocks[0][2]) * 4, np.uint8))], range(N_LAYERS))
         llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
         assert run.tokens.arrivals.can_wait
         order = []
@@ -193,8 +194,7 @@ def test_a_decode_whose_rows_fail_computes_nothing(synthetic, options: dict):
             read(context, N, N + 5)
         run.tokens.arrivals.expect_none()
         assert len(run.tokens.cells_of(0, N + 5)) == N
-        for (_, n, rows), where in zip(blocks, cells):
-            run.tokens.write(0, where, rows, 0, n, range(N_LAYERS))
+        run.tokens.write(0, [BlockRows(where, 0, n, rows) for (_, n, rows), where in zip(blocks, cells)], range(N_LAYERS))
         np.testing.assert_allclose(read(context, N, N + 5), stayed, rtol=0, atol=2e-4 * np.abs(stayed).max())
 
 

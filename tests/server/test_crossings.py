@@ -1,4 +1,4 @@
-"""How often llama.cpp's server calls the keeper of prefixes for a prompt: as often from RAM and disk, however long the prompt is."""
+"""How often llama.cpp's server calls the keeper of prefixes for a prompt, and the keeper the context: as often, however long the prompt is."""
 
 from collections import Counter
 
@@ -6,28 +6,29 @@ import pytest
 from support.clients import Endpoint
 from support.prefix_server import conversation, serve, sources
 
+from edgekv._native import token_rows
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.server import Server
-
-VERBS = ("match", "load", "start", "release", "insert")
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter:
     counted: Counter = Counter()
 
-    def counting(verb: str):
-        method = getattr(Prefixes, verb)
+    def count(where: object, name: str) -> None:
+        function = getattr(where, name)
 
         def call(*arguments):
-            counted[verb] += 1
-            return method(*arguments)
+            counted[name] += 1
+            return function(*arguments)
 
-        return call
+        monkeypatch.setattr(where, name, call)
 
-    for verb in VERBS:
-        monkeypatch.setattr(Prefixes, verb, counting(verb))
+    for verb in ("match", "load", "start", "release", "insert"):
+        count(Prefixes, verb)
+    for function in ("add_tokens", "write_tokens"):
+        count(token_rows, function)
     return counted
 
 
@@ -44,7 +45,7 @@ def test_a_returning_prompt_takes_as_many_calls_whatever_its_length(tiny, tmp_pa
 
     def from_elsewhere(made: dict) -> bool:
         """`match` is asked until the slot is empty."""
-        return made.pop("match") >= 1 and made == {"load": 1, "insert": 2, "start": 1, "release": 1}
+        return made.pop("match") >= 1 and made == {"load": 1, "insert": 2, "start": 1, "release": 1, "add_tokens": 1, "write_tokens": 1}
 
     with serve(tiny, store=store) as server:
         asked(server, one)
@@ -55,4 +56,5 @@ def test_a_returning_prompt_takes_as_many_calls_whatever_its_length(tiny, tmp_pa
         assert found["ram"] >= n - 1 and from_elsewhere(made)
     with serve(tiny, store=store) as server:
         found, made = asked(server, [*one, 272])
-        assert found["disk"] >= n - 1 and from_elsewhere(made)
+        assert made.pop("write_tokens") == -(-n // 256), "one for each block that comes"
+        assert found["disk"] >= n - 1 and from_elsewhere({**made, "write_tokens": 1})

@@ -48,8 +48,8 @@ class Rows:
     def cells_of(self, seq_id: int, n: int, at: np.ndarray | None = None) -> np.ndarray:
         return np.arange(n, dtype=np.uint32)
 
-    def labels(self, seq_id: int, cells: np.ndarray) -> np.ndarray:
-        return np.zeros(len(cells), np.uint8)
+    def labelled(self, seq_id: int, n: int, at: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        return self.cells_of(seq_id, n), np.zeros(n, np.uint8)
 
     def read(self, seq_id: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
         return np.ones(n_bytes, np.uint8)
@@ -57,9 +57,9 @@ class Rows:
     def hold(self, seq_id: int, cells: np.ndarray) -> HeldRows:
         return HeldRows()
 
-    def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
-        self.n_placed += n
-        return np.arange(first, first + n, dtype=np.uint32)
+    def place(self, seq_id: int, first: int, labels: np.ndarray, tokens: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
+        self.n_placed += len(labels)
+        return np.arange(first, first + len(labels), dtype=np.uint32)
 
     def write(self, *_: object) -> None:
         pass

@@ -195,10 +195,10 @@ edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int positi
 // ---- rows that are put in ---------------------------------------------------------------------------------------------------------
 
 edgekv_status edgekv_add_tokens(
-        edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, uint8_t label, uint32_t * cells) {
+        edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, const uint8_t * labels, uint32_t * cells) {
     EDGEKV_TRY(check_thread(ctx));
     const int stream = llama_edgekv_stream_of(ctx->lctx, seq_id);
-    if (stream < 0 || first_pos < (at ? -1 : 0) || n < 1) {
+    if (stream < 0 || first_pos < 0 || n < 1) {
         return fail(EDGEKV_INVALID, "sequence " + std::to_string(seq_id) + " cannot get " + std::to_string(n) + " tokens at position " +
                                     std::to_string(first_pos));
     }
@@ -209,7 +209,7 @@ edgekv_status edgekv_add_tokens(
     llama_edgekv_cells view;
     llama_edgekv_get_cells(ctx->lctx, static_cast<uint32_t>(stream), &view);
     for (int i = 0; i < n; ++i) {
-        view.labels[cells[i]] = label;
+        view.labels[cells[i]] = labels[i];
     }
 
     return EDGEKV_OK;
@@ -222,29 +222,33 @@ edgekv_status edgekv_in_image(const edgekv_context * ctx, int stream, const uint
     return EDGEKV_OK;
 }
 
-edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, const edgekv_block_rows * from) {
+edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const edgekv_block_rows * blocks, int n_blocks, int first_layer, int end_layer) {
     const bool brings = ctx->arrivals.open();  // the thread that brings rows calls this, and the layers' nodes wait
     EDGEKV_TRY(brings ? EDGEKV_OK : check_thread(ctx));
-    EDGEKV_TRY(check(ctx, stream, cells, n));
-    if (n < 1 || from->skip < 0 || from->skip + n > from->n_block) {
-        return fail(EDGEKV_INVALID, "a block of " + std::to_string(from->n_block) + " tokens has no " + std::to_string(n) + " after its first " +
-                                    std::to_string(from->skip));
+    for (const auto * of = blocks; of < blocks + n_blocks; ++of) {
+        EDGEKV_TRY(check(ctx, stream, of->cells, of->n));
+        if (of->n < 1 || of->skip < 0 || of->skip + of->n > of->n_block) {
+            return fail(EDGEKV_INVALID, "a block of " + std::to_string(of->n_block) + " tokens has no " + std::to_string(of->n) + " after its first " +
+                                        std::to_string(of->skip));
+        }
+        if (!brings) {  // a thread that brings rows writes to new cells, which no ubatch reads yet
+            llama_synchronize(ctx->lctx);
+            llama_edgekv_wait_for_cells(ctx->lctx, static_cast<uint32_t>(stream), of->cells, of->n);
+        }
     }
 
-    if (!brings) {  // a thread that brings rows writes to new cells, which no ubatch reads yet
-        llama_synchronize(ctx->lctx);
-        llama_edgekv_wait_for_cells(ctx->lctx, static_cast<uint32_t>(stream), cells, n);
+    for (const auto * of = blocks; of < blocks + n_blocks; ++of) {
+        const char * in = static_cast<const char *>(of->rows);
+        for_each_rows(ctx->lctx, [&](const Rows & rows) {
+            if (rows.number >= first_layer && rows.number < end_layer) {
+                for_each_run(of->cells, of->n, [&](int first, int n_run) {
+                    ggml_backend_tensor_set(rows.tensor, in + (of->skip + first) * rows.bytes,
+                                            stream * rows.tensor->nb[2] + of->cells[first] * rows.tensor->nb[1], n_run * rows.bytes);
+                });
+                in += of->n_block * rows.bytes;
+            }
+        });
     }
-    const char * in = static_cast<const char *>(from->rows);
-    for_each_rows(ctx->lctx, [&](const Rows & rows) {
-        if (rows.number >= from->first_layer && rows.number < from->end_layer) {
-            for_each_run(cells, n, [&](int first, int n_run) {
-                ggml_backend_tensor_set(rows.tensor, in + (from->skip + first) * rows.bytes,
-                                        stream * rows.tensor->nb[2] + cells[first] * rows.tensor->nb[1], n_run * rows.bytes);
-            });
-            in += from->n_block * rows.bytes;
-        }
-    });
 
     return EDGEKV_OK;
 }

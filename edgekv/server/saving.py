@@ -45,33 +45,34 @@ class RowsInSlots:
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, int, weakref.ref[HeldTokens]]] = []  # a sequence, the end of a block, and its rows
-        self._moves: dict[int, Future[None]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="edgekv-save")
+        self._moves: dict[int, list[Future[None]]] = {}
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="edgekv-save")
 
     def add(self, seq_id: int, end: int, rows: HeldTokens) -> None:
         """Rows of a sequence, up to its token `end`, are kept where they are. They are forgotten once nothing else refers to them."""
         self._rows = [*(one for one in self._rows if one[2]() is not None), (seq_id, end, weakref.ref(rows))]
 
     def ready(self, seq_id: int, n_have: int, moment_s: float) -> bool:
-        """Whether nothing that is kept lies behind a sequence's first n_have tokens, which must go. A thread copies it meanwhile. `moment_s`: longest
-        wait of this call."""
+        """Whether nothing that is kept lies behind a sequence's first n_have tokens, which must go. A thread copies it meanwhile, or two where no slot is
+        being answered. `moment_s`: longest wait of this call; 0: another slot is."""
         move = self._moves.get(seq_id)
         if move is None:
             rows = [one for of, end, ref in self._rows if of == seq_id and end > n_have and (one := ref()) is not None]
             if not rows:
                 return True
+            n = 2 if moment_s else 1
             try:
-                move = self._moves[seq_id] = self._thread.submit(_take_out, rows)
+                move = self._moves[seq_id] = [self._threads.submit(_take_out, rows[i::n]) for i in range(n)]
             except RuntimeError:  # too many threads: the decoding thread does it
                 return True
-        if not wait_for([move], moment_s).done:
+        if wait_for(move, moment_s).not_done:
             return False
         del self._moves[seq_id]
         return True
 
     def close(self) -> None:
         """The stores are closed: nothing is held any more."""
-        self._thread.shutdown()
+        self._threads.shutdown()
         for _, _, ref in self._rows:
             if (rows := ref()) is not None:
                 rows.release()

@@ -84,7 +84,7 @@ def test_others_are_answered_while_a_slot_waits_for_its_own_rows(tiny, reads, kv
         waits = pool.submit(ask, server, conversation(2, 700), id_slot=0)
         assert begun.wait(20)
         assert len(ask(server, conversation(3, 40)[1:], 20, id_slot=1)["tokens"]) == 20
-        assert not waits.done() and not late and set(names) == {"edgekv-save_0"}
+        assert not waits.done() and not late and all(name.startswith("edgekv-save") for name in names)
         go_on.set()
         assert len(waits.result(60)["tokens"]) > 0
         assert ask(server, conversation(1, 700), id_slot=1)["timings"]["cache_n"] == 699

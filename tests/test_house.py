@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/prefix_cache": 3_591,
     "tests/proof": 208,
     "tests/runtime": 6_943,
-    "tests/server": 9_447,
+    "tests/server": 9_333,
     "tests/support": 3_823,
     "tests/templates": 153,
     "tests/tiering": 1_220,

@@ -218,8 +218,9 @@ def test_whole_characters_of_a_last_token_arrive(keyed: Served) -> None:
     assert both(keyed, CHAT, request(CHAT, "e", think=False))[0] == "eabcde"
 
 
-def test_a_stop_word_ends_an_answer_where_its_last_byte_is_beside_a_begun_character(keyed: Served) -> None:
-    assert both(keyed, CHAT, request(CHAT, "f", think=False, stop=["END"])) == ("fxyz", "", [], "stop")
+@pytest.mark.parametrize("stop", ["END", ["never", "END"]])
+def test_a_stop_word_ends_an_answer_where_its_last_byte_is_beside_a_begun_character(keyed: Served, stop: str | list[str]) -> None:
+    assert both(keyed, CHAT, request(CHAT, "f", think=False, stop=stop)) == ("fxyz", "", [], "stop")
 
 
 def test_each_token_has_its_log_probability(keyed: Served) -> None:

@@ -206,5 +206,7 @@ def test_a_template_without_calls_refuses(tmp_path: Path):
         reply = started.ask(CHAT, asked(CHAT))
         free = [started.ask(path, {key: value for key, value in asked(path).items() if key not in ("response_format", "text", "output_config")})
                 for path in (CHAT, RESPONSES, MESSAGES)]
+        required = started.ask(CHAT, asked(CHAT, tool_choice="required"))
     assert reply.status == 400 and "tools" in reply.body["error"]["message"]
+    assert required.status == 400 and "the model's chat template knows no tools" in required.body["error"]["message"]
     assert [(reply.status, reply.headers["x-edgekv-ignored"]) for reply in free] == [(200, "tools")] * 3

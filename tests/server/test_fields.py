@@ -46,6 +46,7 @@ def test_the_page_is_that_of_the_table() -> None:
     (CHAT, "stream_options", {"include_usage": 1}, "a boolean"),
     (COMPLETIONS, "temperature", -1, "a number from 0"),
     (COMPLETIONS, "n", 0, "an integer from 1 to 128"),
+    (COMPLETIONS, "n", 129, "an integer from 1 to 128"),
     (RESPONSES, "max_output_tokens", "9", "an integer from -1 to 2147483647"),
     (RESPONSES, "input", 5, "a text or a list of objects"),
     (RESPONSES, "reasoning", {"effort": 5}, "a text"),
@@ -58,6 +59,21 @@ def test_a_wrong_kind_or_range_is_refused(served: Served, path: str, name: str, 
     sentence = refusal(served.ask(path, {**PLAIN[path.removesuffix("/count_tokens")], name: value}))
     inner = f".{next(iter(value))}" if isinstance(value, dict) else ""
     assert sentence.startswith(f"the field '{name}{inner}' is ") and sentence.endswith(f"; it must be {allowed}")
+
+
+@pytest.mark.parametrize(("path", "name", "value", "why"), [
+    (CHAT, "functions", [{"name": "f"}], "the field 'functions' is not supported; use 'tools'"), (CHAT, "function_call", {"name": "f"}, "use 'tool_choice'"),
+    (CHAT, "audio", {"voice": "x"}, "'audio' is not supported; answers are text"), (CHAT, "web_search_options", {"a": 1}, "is not supported"),
+    (CHAT, "modalities", ["text", "audio"], "'modalities' asks for audio; answers are text"),
+    (CHAT, "tools", [{"type": "web_search"}], "Unsupported tool type"),
+    (CHAT, "response_format", {"type": "xml"}, "response_format type must be one of"), (COMPLETIONS, "suffix", "end", "'suffix' is not supported"),
+    (COMPLETIONS, "best_of", 4, "'best_of' is not supported above 'n'"), (RESPONSES, "conversation", "c1", "'conversation' is not supported; send the whole"),
+    (RESPONSES, "previous_response_id", "x", "'previous_response_id' is not supported; send the whole conversation"),
+    (RESPONSES, "background", True, "'background' is not supported; ask with 'stream'"),
+    (MESSAGES, "mcp_servers", [{"url": "x"}], "'mcp_servers' is not supported"),
+], ids=str)
+def test_what_is_known_and_not_served_is_named(served: Served, path: str, name: str, value: object, why: str):
+    assert why in refusal(served.ask(path, {**PLAIN[path], name: value}))
 
 
 @pytest.mark.parametrize(("name", "value", "why"), [

@@ -224,15 +224,16 @@ def test_a_sound_of_a_few_samples_is_refused_by_a_model_of_text(start, n_samples
 def test_a_prompt_that_is_too_long_is_told_in_the_client_s_words(start) -> None:
     served = start(CHATML)
     long = [say("user", "word " * 3000)]
-    chat = served.ask(CHAT, {"messages": long})
+    chat, stream = (served.ask(CHAT, {"messages": long, "stream": stream}) for stream in (False, True))
     error = chat.body["error"]
     n = error["n_prompt_tokens"]
-    assert (chat.status, error["code"], error["n_ctx"]) == (400, "context_length_exceeded", 2048)
+    assert chat.status == stream.status == 400 and (error["code"], error["n_ctx"]) == ("context_length_exceeded", 2048)
+    assert error["type"] == "exceed_context_size_error"
     assert f"maximum context length is 2048 tokens. However, your messages resulted in {n} tokens" in error["message"] and "--ctx" in error["message"]
     claude = served.ask(MESSAGES, {"max_tokens": 8, "messages": long})
     assert (claude.status, claude.body["error"]["type"]) == (400, "invalid_request_error")
     assert f"prompt is too long: {n} tokens > 2048 maximum" in claude.body["error"]["message"] and "--ctx" in claude.body["error"]["message"]
-    answers = served.ask(RESPONSES, {"input": long})
+    answers = served.ask(RESPONSES, {"input": "=" * 100_000})  # a run of one character; tests/native/test_splits.py has more of them
     assert answers.body["error"]["code"] == "context_length_exceeded" and "exceeds the context window" in answers.body["error"]["message"]
 
 

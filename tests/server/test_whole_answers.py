@@ -86,19 +86,27 @@ def test_a_chat_has_the_probabilities_it_asks_for(gpt: openai.OpenAI, stream: bo
         found = [token for chunk in (reply if stream else [reply]) for choice in chunk.choices if choice.logprobs for token in choice.logprobs.content]
         assert [token.token for token in found] == ["All", " is"] and is_certain([token.logprob for token in found])
         assert [len(token.top_logprobs) for token in found] == [n_tops or 0] * 2
+        assert [bytes(token.bytes) for token in found] == PIECES[:2]
 
 
 @pytest.mark.parametrize(("path", "body"), [
     (CHAT, {"messages": [USER], "n": 2, "max_tokens": 3}), (COMPLETIONS, {"prompt": ["?", "oh?"], "max_tokens": 3}),
-    (COMPLETIONS, {"prompt": ["?", "oh?"], "n": 3, "max_tokens": 3}), (CHAT, {"messages": [USER], "max_tokens": 3}),
+    (COMPLETIONS, {"prompt": ["?", "oh?"], "n": 3, "max_tokens": 3}), (CHAT, {"messages": [USER], "max_completion_tokens": 3}),
 ], ids=str)
 def test_usage_comes_once_and_of_all_answers(served: Served, path: str, body: dict):
     whole = post(served.url, path, body)
     n_choices = len(whole["choices"])
-    assert whole["usage"]["completion_tokens"] == 3 * n_choices
+    assert whole["usage"]["completion_tokens"] == 3 * n_choices and {choice["finish_reason"] for choice in whole["choices"]} == {"length"}
+    if path == COMPLETIONS:
+        alone = [post(served.url, path, {**body, "prompt": prompt, "n": 1})["usage"]["prompt_tokens"] for prompt in body["prompt"]]
+        assert whole["usage"]["prompt_tokens"] == sum(alone)
     events = drained(Stream(served.url, {**body, "stream_options": {"include_usage": True}}, path))
     *others, last = [event for event in events if "usage" in event]
-    assert not others and last["choices"] == [] and last is events[-1]
+    assert not others and last["choices"] == [] and last is events[-1] and {event["id"] for event in events} == {last["id"]}
+    assert {event["choices"][0]["index"] for event in events[:-1]} == {choice["index"] for choice in whole["choices"]} == {*range(n_choices)}
+    if path == CHAT:
+        assert whole["choices"][0]["message"]["role"] == events[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert [end for event in events[:-1] if (end := event["choices"][0]["finish_reason"])] == ["length"] * n_choices
     for name in ("completion_tokens", "prompt_tokens", "total_tokens"):
         assert last["usage"][name] == whole["usage"][name], name
     assert not any("usage" in event for event in drained(Stream(served.url, body, path))), "nobody asked"
@@ -133,7 +141,8 @@ def test_one_model(gpt: openai.OpenAI, served: Served):
 
 @pytest.mark.parametrize(("path", "body"), [
     (CHAT, {"messages": [{"role": 5, "content": "x"}]}), (CHAT, {"messages": [USER], "tools": [{"type": "function", "function": 5}]}),
-    (MESSAGES, {"max_tokens": 1}), (COMPLETIONS, {}), ("/tokenize", {"content": 5}), ("/completion", {"prompt": "x", "n_predict": "y"}),
+    (CHAT, {"messages": [USER], "top_logprobs": 3}), (MESSAGES, {"max_tokens": 1}), (COMPLETIONS, {}), ("/tokenize", {"content": 5}),
+    ("/completion", {"prompt": "x", "n_predict": "y"}),
 ])
 def test_errors_have_no_words_of_a_library(served: Served, path: str, body: dict):
     reply = served.ask(path, body)

@@ -2,14 +2,13 @@
 
 import base64
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from support import prefix_server, vision
 from support.clients import CHAT, send
+from support.loopback import LoopbackServer, QuietHandler
 from support.vision import picture, request, user
 
 from edgekv.common.errors import ConfigError
@@ -22,36 +21,26 @@ PNG = picture(1)
 MESSAGES = "/v1/messages"
 
 
-class Site(HTTPServer):
+class Site(LoopbackServer):
     """A server of images on the loopback. `asked` are the paths of its requests, with their Host."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Page)
+        super().__init__(_Page)
         self.asked: list[tuple[str, str]] = []
 
 
-class _Page(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
+class _Page(QuietHandler):
+    def respond(self) -> None:
         self.server.asked.append((self.path, self.headers["Host"]))
         status, _, to = self.path[1:].partition("/to/")
-        self.send_response(int(status.partition("?")[0]))
-        if to:
-            self.send_header("Location", to)
-        self.end_headers()
-        self.wfile.write(PNG)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer(int(status.partition("?")[0]), PNG, **({"Location": to} if to else {}))
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with Site() as made:
-        thread = threading.Thread(target=made.serve_forever)
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join()
+    made = Site()
+    yield made
+    made.close()
 
 
 def names(monkeypatch: pytest.MonkeyPatch, **addresses: str) -> None:

@@ -1,48 +1,42 @@
 """A server made of paper: it lists models, and answers each request with what a test wrote down."""
 
-import http.server
 import json
-import threading
 from collections.abc import Callable, Iterable
+
+from support.loopback import LoopbackServer, QuietHandler
 
 from edgekv.cli.chat.client import AnswerPiece
 from edgekv.cli.chat.session import ChatAnswer, Conversation
 
 
-class PaperServer(http.server.ThreadingHTTPServer):
+class PaperServer(LoopbackServer):
     """OpenAI-compatible. `pages` are its GETs by path, (status, body); `script` has a list of events or (status, body) for each POST. The
     server answers requests without the `key` with 401."""
 
     def __init__(self, models: Iterable[str] = ("paper",), pages: dict[str, tuple[int, bytes]] | None = None, key: str | None = None):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         listed = json.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in models]}).encode()
         self.pages = {"/v1/models": (200, listed), **(pages or {})}
         self.key = key
         self.script: list = []
         self.requests: list[dict] = []
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: PaperServer
 
-    def do_GET(self) -> None:
-        if self._let_in():
-            self._answer(*self.server.pages.get(self.path, (404, b"<html>no such page</html>")))
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if not self._let_in():
+    def respond(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"]))) if self.command == "POST" else None
+        if self.server.key is not None and self.headers["Authorization"] != f"Bearer {self.server.key}":
+            self.answer(401, b'{"error": {"message": "Invalid API Key"}}')
+            return
+        if body is None:
+            self.answer(*self.server.pages.get(self.path, (404, b"<html>no such page</html>")))
             return
         self.server.requests.append(body)
         entry = self.server.script.pop(0)
         if isinstance(entry, tuple):
-            self._answer(*entry)
+            self.answer(*entry)
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -50,21 +44,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for event in entry:
             self.wfile.write(event.encode() if isinstance(event, str) else f"data: {json.dumps(event)}\n\n".encode())
             self.wfile.flush()
-
-    def _let_in(self) -> bool:
-        if self.server.key is None or self.headers["Authorization"] == f"Bearer {self.server.key}":
-            return True
-        self._answer(401, b'{"error": {"message": "Invalid API Key"}}')
-        return False
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 # ---- what it answers ------------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ BUDGETS = {
     "tests/proof": 208,
     "tests/runtime": 6_943,
     "tests/server": 9_322,
-    "tests/support": 3_819,
+    "tests/support": 3_815,
     "tests/templates": 153,
     "tests/tiering": 1_220,
     "tests/upstream": 288,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+from support.adapters import finish
 
 from edgekv import llama as _first  # noqa: F401 - it takes llama.cpp's lines into `logging`
 
@@ -41,9 +42,7 @@ def with_keys(source: Path, target: Path, keys: Mapping[str, Any], tensors: Sequ
             writer.add_key_value(name, value, kind.get(name, gguf.GGUFValueType.UINT32))
     for tensor in reader.tensors if tensors is None else tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
-    return target
+    return finish(writer, target)
 
 
 def allocated(path: Path, n_ctx: int, n_seq: int = 1, unified: bool = False, cache_type: int = 1) -> dict[str, tuple[float, float]] | None:

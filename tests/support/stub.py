@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from support.adapters import finish
 
 CHATML = ("{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n'}}{% endfor %}"
           "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}")
@@ -125,8 +126,4 @@ def write_stub(path: Path, answers: str | Sequence[bytes] | Mapping[str, Sequenc
                    **{name: np.zeros(shape) for name, shape in zeros.items()}}
         for name, tensor in tensors.items():
             writer.add_tensor(f"blk.{layer}.{name}.weight", tensor.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)

@@ -126,7 +126,7 @@ def tier_rows(memory: MemoryReport, tiers: TierReport, options: KvOptions) -> li
                           f"{memory.n_cells_used:,} of {memory.n_cells:,} tokens{on_disk}")))
     if memory.sketch_bytes:
         rows.append(("sketches", f"{size_column(memory.sketch_bytes)}  of all keys but the newest"))
-    rows.append(("tables", f"{size_column(memory.table_bytes + memory.observation_bytes)}  page table, scores, attention mass"))
+    rows.append(("tables", f"{size_column(memory.table_bytes + memory.observation_bytes)}  page table, attention mass"))
     rows.append(("work space", size_column(memory.workspace_bytes)))
     rows.append(("above stock", f"{size_column(memory.extra_bytes)}  all of these but home"))
     return rows

@@ -21,9 +21,6 @@ class PageArrays(Struct, frozen=True):
 
     shape: tuple[int, int, int]
     """[layer, kv_head, page] of the arrays by page."""
-    priority: int
-    """Address, on the device that the data plane runs on, of float32 [shape], writable between ubatches: the worth of a page to the
-    policy."""
     slots: np.ndarray
     """int32 [layer, kv_head, page]: the page table, -1 if a page is only in home."""
     newest: np.ndarray
@@ -38,10 +35,8 @@ def page_arrays(handle: Handle) -> PageArrays:
     out = ffi.new("edgekv_page_arrays *")
     _check(lib.edgekv_get_page_arrays(handle, out))
     shape = (out.n_layers, out.n_heads, out.n_pages)
-    priority = int(ffi.cast("uintptr_t", out.priority))
-    return PageArrays(shape, priority, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
-                           _view(out.dropped, np.uint8, shape) if out.dropped != ffi.NULL else None,
-                           out.n_slots, out.slot_bytes)
+    return PageArrays(shape, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
+                      _view(out.dropped, np.uint8, shape) if out.dropped != ffi.NULL else None, out.n_slots, out.slot_bytes)
 
 
 def set_selection(handle: Handle, options: KvOptions) -> None:

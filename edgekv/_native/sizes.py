@@ -42,7 +42,7 @@ class PagesSize(Struct, frozen=True):
 
 
 def table_bytes(pages: PagesSize) -> int:
-    """Bytes of the page table, priorities, attention mass, and data about cells and pins: the same in every mode."""
+    """Bytes of the page table, attention mass, and data about cells and pins: the same in every mode."""
     return lib.edgekv_table_bytes(ffi.new("edgekv_pages_size *", structs.asdict(pages)))
 
 
@@ -112,7 +112,7 @@ class DeviceBytes(Struct, frozen=True):
     budget: int
     sketches: int
     tables: int
-    """Mirrors of the page table and of cells, priorities, attention mass."""
+    """Mirrors of the page table and of cells, attention mass."""
     scratch: int
     """Scratch of selection and attention; all layers use it in turn."""
     staging: int

@@ -81,7 +81,7 @@ class DevicePlan(Struct, frozen=True):
     """Bytes for the parts that follow, home excepted."""
     sketches: int
     tables: int
-    """Page table, priority, pins, attention mass."""
+    """Page table, pins, attention mass."""
     scratch: int
     """Scratch of selection and attention, which all layers share."""
     staging: int

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COMPUTE_BYTES = 256 * MIB
 """Bytes set aside for llama.cpp's work buffers on the host, beside those of a GPU."""
 
-PAGE_BYTES = {KvMode.EXACT: 7, KvMode.SPARSE: 31, KvMode.EVICT: 31}
+PAGE_BYTES = {KvMode.EXACT: 7, KvMode.SPARSE: 31, KvMode.EVICT: 35}
 """Bytes for one page of one layer and KV head besides the library's tables: its state and slot in Python, its scores if pages are ranked,
 and data about a slot."""
 

@@ -101,7 +101,7 @@ typedef struct {
     size_t workspace_bytes;
     size_t sketch_bytes;
     size_t arena_bytes;
-    size_t table_bytes;       /* priority, pins, page table, selection */
+    size_t table_bytes;       /* pins, page table, selection */
     size_t device_bytes;      /* device memory of observation, workspace, sketches, arena, tables and the staging buffer */
     bool pinned;              /* home is pinned memory */
     int n_cells;              /* of all streams; in home_bytes and here at most edgekv_limits.n_kept of each */

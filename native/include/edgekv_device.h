@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
     edgekv_device_kind kind;
     int index;
-    void * stream;       /* cudaStream_t of the ubatches; kernels that touch observation, priority or pins must run on it too */
+    void * stream;       /* cudaStream_t of the ubatches; kernels that touch observation or pins must run on it too */
     char * arena;
     size_t slot_bytes;
     int n_slots;         /* in use: edgekv_set_arena() */
@@ -103,7 +103,7 @@ EDGEKV_API edgekv_status edgekv_try_kernel(edgekv_device_kind kind, int index, e
 /* EDGEKV_SOURCES: a digest of all sources that compute. */
 EDGEKV_API const char * edgekv_sources(void);
 
-/* On a device the observation's mass and the pages' priority are device addresses; slots and newest stay on the host.
+/* On a device the observation's mass is a device address; slots and newest stay on the host.
    The caller copies pages with its own kernels on a side stream. It calls edgekv_begin_copies(), lets the side stream wait for
    the ubatches' stream (a ubatch in flight may still read a released slot), copies, and publishes the pages when the copies are
    complete. */

@@ -11,9 +11,8 @@ extern "C" {
 /* cffi: begin */
 
 /* Arrays by page: [n_layers][n_heads][n_pages], as in the observation. They live until the arena or the sketches are set again or the
-   context is freed. The caller writes priority, between ubatches; the library writes the others. */
+   context is freed. The library writes them. */
 typedef struct {
-    float * priority;          /* a page's worth to the policy, in attention mass per token */
     const int32_t * slots;     /* the page table; -1: only in home. On a device, pages being filled have slots after the caller's */
     const int32_t * newest;    /* [n_pages] newest position in the page, -1: empty */
     const uint8_t * dropped;   /* mode evict; not zero: the head does not attend the page; see edgekv_drop_pages(). Null on a device */

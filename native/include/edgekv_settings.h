@@ -26,14 +26,12 @@ typedef enum {
 typedef struct {
     edgekv_sketch sketch;
     float resolution;   /* a token with more than 1/resolution of the estimated attention is read for certain, others by chance; at least 1 */
-    float share;        /* without sketches: a head attends its best pages by priority, this share of the visible ones, ... */
-    int tokens;         /* ... or, if not 0, so many tokens */
     int exact_tokens;   /* a token that sees at most so many cells reads them all, and a view with at most so many cells is not scanned */
     int sink_tokens;    /* the first so many positions are always read, in whole runs of page_tokens, ... */
     int recent_tokens;  /* ... and the newest so many, besides up to 63 of the newest that have no sketch yet */
     int error_every;    /* each head's error is estimated for one in so many tokens, the heads in turn; 0: never */
     bool keep_rows;     /* keep the rows that the last ubatch read, for edgekv_last_rows() */
-    float prompt_resolution; /* mode sparse with sketches: ubatches too long for the hook attend blocks of 64 cells: a block with more than
+    float prompt_resolution; /* mode sparse: ubatches too long for the hook attend blocks of 64 cells: a block with more than
                                 1/prompt_resolution of the estimated attention for certain, others by chance; 0: all visible blocks */
     int positions;      /* mode evict: gaps close before a token would be rotated by this position or a later one; 0: half way from the cells to
                            the trained length */
@@ -90,7 +88,7 @@ EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, 
 EDGEKV_API edgekv_status edgekv_set_prompts(edgekv_context * ctx, const int32_t * seq_ids, int n);
 /* Takes effect at the next ubatch, which also builds all sketches if their kind is new. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection);
-/* From the next ubatch on, mode sparse with sketches samples each KV head of each hooked layer at its own resolution: resolutions
+/* From the next ubatch on, mode sparse samples each KV head of each hooked layer at its own resolution: resolutions
    [n_layers][n_heads], shaped like the observation; 0: the selection's resolution. null: the selection's for all heads, as before the first
    call. The function copies the array. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_resolutions(edgekv_context * ctx, const float * resolutions, int n_layers, int n_heads);

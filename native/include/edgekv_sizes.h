@@ -34,7 +34,7 @@ typedef struct {
     int n_slots;     /* of the arena */
 } edgekv_pages_size;
 
-/* Bytes of the page table, priorities, attention mass, and data about cells and pins: the same in every mode. */
+/* Bytes of the page table, attention mass, and data about cells and pins: the same in every mode. */
 EDGEKV_API size_t edgekv_table_bytes(const edgekv_pages_size * of);
 
 /* Mode evict: cells of a stream, in place of n_cells, for a cache with K and V of keep_tokens tokens, means of the layers. by_layer: layers can give
@@ -80,7 +80,7 @@ typedef struct {
 typedef struct {
     size_t budget;
     size_t sketches;
-    size_t tables;  /* mirrors of the page table and of cells, priorities, attention mass */
+    size_t tables;  /* mirrors of the page table and of cells, attention mass */
     size_t scratch; /* of selection and attention; all layers use it in turn */
     size_t staging; /* K and V of n_staged pieces of a layer, of some KV heads each: prompts are attended there */
     size_t ring;    /* mode exact streams cold pages through it */

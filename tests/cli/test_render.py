@@ -222,7 +222,7 @@ def test_memory_of_mode_sparse():
         "arena: 45.0 MiB 22.5 MiB used: 5,770 of 11,520 slots of 4.0 KiB",
         "home: 180.0 MiB 90.0 MiB used: 4,096 of 8,192 tokens",
         "sketches: 17.0 MiB of all keys but the newest",
-        "tables: 2.0 MiB page table, scores, attention mass",
+        "tables: 2.0 MiB page table, attention mass",
         "work space: 1.0 KiB",
         "above stock: 64.0 MiB all of these but home",
         "pages: 22,860 of 1 layer and KV head each",

@@ -7,7 +7,7 @@ from support.native_build import NATIVE, Programs, needs
 from edgekv import _native
 
 ATTENDING = [isa for isa in _native.info()["isa_available"] if isa not in ("avx512bf16", "amx")]  # those two are for prompts
-IN_ONE = ["expert_routes", "page_choice", "products", "prompt", "row_cache", "sketch", "sample", "sync"]
+IN_ONE = ["expert_routes", "products", "prompt", "row_cache", "sketch", "sample", "sync"]
 """Programs that test all instruction sets, or need none."""
 
 

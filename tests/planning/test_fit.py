@@ -28,9 +28,9 @@ def test_only_layers_that_can_be_sparse_count(synthetic, kind, layers):
     n_heads = sum(model.n_head_kv[il] for il in layers)
     assert (sparse.tables > 0) == (sparse.sketches > 0) == (n_heads > 0)
     evict = kv_bytes(model, 512, EXACT.with_(mode=KvMode.EVICT, evict_to=512))
-    # 32 pages and 8 groups of cells: slot, priority, mass (two numbers), drop; given back; oldest and newest; stale and pinned; what Python has
+    # 32 pages and 8 groups of cells: slot, mass (two numbers), drop; given back; oldest and newest; stale and pinned; what Python has
     entries = 32 * len(layers) * max((model.n_head_kv[il] for il in layers), default=0)
-    assert evict.tables == (entries * (4 + 4 + 8 + 1) + len(layers) * 32 + 32 * 8 + 8 * (5 + 8) + n_heads * 32 * 31 if layers else 0)
+    assert evict.tables == (entries * (4 + 8 + 1) + len(layers) * 32 + 32 * 8 + 8 * (5 + 8) + n_heads * 32 * 35 if layers else 0)
 
 
 def test_heads_that_have_kernels(synthetic):

@@ -33,8 +33,6 @@ NATIVE = [
           "cells.pos[c] / dims.page_tokens < span.last / dims.page_tokens"),
     Fault("pages-row-not-forgotten", "pages", PAGES + "row_cache.cpp", "*entry = {};", ""),
     # plane, state, context
-    Fault("plane-worst-pages", "plane", HOST + "page_choice.cpp", "score(a) != score(b) ? score(a) > score(b) : a > b",
-          "score(a) != score(b) ? score(a) < score(b) : a > b"),
     Fault("plane-disk-row-of-head-0", "disk", HOST + "disk_rows.cpp", "(static_cast<uint64_t>(stream) * n_heads + head) * ctx.shape.n_cells + cell",
           "static_cast<uint64_t>(stream) * n_heads * ctx.shape.n_cells + cell"),
     Fault("state-arrivals-one-layer-early", "state", "native/src/state/arrivals.cpp", "layer < end.load(std::memory_order_acquire)",
@@ -67,7 +65,6 @@ NATIVE = [
     Fault("api-sequence-past-the-end", "api", "native/src/api/context_calls.cpp", "(n_seq > 0 && seq_ids[i] >= n_seq)", "(n_seq > 0 && seq_ids[i] > n_seq)"),
     Fault("api-share-above-one", "api", "native/src/api/pages.cpp", "s.share >= 0.0f && s.share <= 1.0f", "s.share >= 0.0f"),
     # kernels of the device
-    Fault("cuda-tie-off-by-one", "cuda choose", CUDA + "choose_device.cu", "tie >= skipped", "tie > skipped"),
     Fault("cuda-hot-row-kept", "cuda hot rows", CUDA + "hot_rows.cuh", "atomicExch(places + i, 0ull);", ""),
     Fault("cuda-no-sink-in-sum", "cuda attend", CUDA + "attend_final.cuh", "sum += sink > -INFINITY ? __expf(sink - max) : 0.0f;", ""),
     Fault("cuda-recent-page-hidden", "cuda sight", CUDA + "sight_device.cu", "other >= recent", "other > recent"),

@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "products": ("runtime/test_products.py", f"{KERNELS}::test_program[products]"),
     "pages": (f"{KERNELS}::test_program[sync]", f"{KERNELS}::test_program[row_cache]", "runtime/test_cells.py", "runtime/test_sparse_changes.py",
               "runtime/test_pins.py", "runtime/test_eviction.py", "runtime/test_rows_on_disk.py"),
-    "plane": (f"{KERNELS}::test_program[page_choice]", "runtime/test_plane.py"), "disk": ("runtime/test_rows_on_disk.py", "runtime/test_home_on_disk.py"),
+    "disk": ("runtime/test_rows_on_disk.py", "runtime/test_home_on_disk.py"),
     "state": ("runtime/test_tokens.py", "runtime/test_observation.py", "runtime/test_runtime.py", "server/test_prefix_loading.py"),
     "context": ("runtime/test_settings.py", "runtime/test_sparse.py", "runtime/test_runtime.py"),
     "gaps": ("runtime/test_closed_gaps.py", "runtime/test_evicting_sequences.py"),
@@ -37,5 +37,5 @@ ROOMS: dict[str, tuple[str, ...]] = {
                "server/test_answers_arrive.py"),
     "slot files": ("server/test_slot_files.py", "server/test_slot_actions.py"),
     **{f"cuda {name}": (f"{DEVICE}::test_program[test_{file}_device]",)
-       for name, file in {"choose": "choose", "sight": "sight", "hot rows": "hot_rows", "attend": "attend"}.items()},
+       for name, file in {"sight": "sight", "hot rows": "hot_rows", "attend": "attend"}.items()},
 }

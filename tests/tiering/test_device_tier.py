@@ -287,7 +287,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
                                           for row, n in ((0, 2), (1, 1), (-1, 9))],
                 "limits": lambda handle: core.ContextLimits(n_cells, 1, n_cells, n_cells, False, 0, False),
                 "rope": lambda handle: None}),
-        (paging, {"page_arrays": lambda handle: paging.PageArrays(shape, 0, np.zeros(shape, np.int32), newest, None, 0,
+        (paging, {"page_arrays": lambda handle: paging.PageArrays(shape, np.zeros(shape, np.int32), newest, None, 0,
                                                                   32 * row_bytes),
                   "set_hot_rows": lambda handle, n_bytes: said.append(("rows", n_bytes))}),
         (NativePages, {

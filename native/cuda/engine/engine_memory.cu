@@ -87,7 +87,7 @@ bool GpuEngine::init() {
 
     static_assert(kUpdateBytes == sizeof(int2) && kStepStateBytes == sizeof(StepState), "as the tables' sizes have it");
     const EngineTables tables = engine_tables(shape);
-    if (!mirrored.reserve(tables.mirrors) || !prior.reserve(tables.priority) || !mass.reserve(tables.mass) || !layer_table.reserve(tables.layers) ||
+    if (!mirrored.reserve(tables.mirrors) || !mass.reserve(tables.mass) || !layer_table.reserve(tables.layers) ||
         !totals.reserve(tables.totals) || !hits.reserve(tables.hits) || !tickets.reserve(tables.tickets) || !state.reserve(tables.step) || !stale.reserve(tables.stale) ||
         !fresh.reserve(tables.fresh) || !brought.reserve(tables.brought)) {
         return false;
@@ -169,7 +169,7 @@ void GpuEngine::release() {
     wait();
     use_device(index);
     for (DeviceBuffer * b : { &slots_memory, &ring_memory, &ring_held, &sights, &shares, &share_tops, &share_sums, &lists, &list_weights, &list_copies,
-                              &list_lengths, &choose_keys, &sample_words, &attend_workspace }) {
+                              &list_lengths, &sample_words, &attend_workspace }) {
         b->release();
     }
     for (LayerSketches & s : layer_sketches) {
@@ -204,9 +204,9 @@ bool GpuEngine::reserve_ring() {
 
 size_t GpuEngine::used_bytes() const {
     size_t n = shape.staging_bytes;
-    for (const DeviceBuffer * b : { &mirrored, &prior, &mass, &layer_table, &slots_memory, &totals, &hits, &tickets, &state, &stale, &ring_memory,
+    for (const DeviceBuffer * b : { &mirrored, &mass, &layer_table, &slots_memory, &totals, &hits, &tickets, &state, &stale, &ring_memory,
                                     &ring_held, &fresh, &brought, &sights, &shares, &share_tops, &share_sums, &lists, &list_weights, &list_copies,
-                                    &list_lengths, &choose_keys, &sample_words, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
+                                    &list_lengths, &sample_words, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
         n += b->size();
     }
     for (const auto & s : layer_sketches) {
@@ -287,7 +287,7 @@ EngineBytes GpuEngine::bytes() const {
     }
     out.arena       = slots_memory.size();
     out.mass        = mass.size();
-    out.tables      = mirrored.size() + prior.size();
+    out.tables      = mirrored.size();
     out.fixed       = used_bytes() - out.arena;
     out.workspace   = out.fixed - shape.staging_bytes - out.sketches - out.mass - out.tables;
     out.budget      = budget;
@@ -299,7 +299,7 @@ EngineBytes GpuEngine::bytes() const {
 
 // ---- workspaces --------------------------------------------------------------------------------------------------------------
 
-bool GpuEngine::reserve_workspace(int layer, const EngineView & view, SketchKind kind, bool has_lists) {
+bool GpuEngine::reserve_workspace(int layer, const EngineView & view, bool has_lists) {
     // sized for the whole context, so that it never grows during decode
     EngineView whole = view;
     whole.n_cells = shape.n_cells;
@@ -308,10 +308,10 @@ bool GpuEngine::reserve_workspace(int layer, const EngineView & view, SketchKind
     if (!attend_device_supports(p)) {
         return fail_with("the kernels do not serve this graph");
     }
-    const EngineWorkspace w = has_lists ? engine_list_workspace(shape, layer, whole, kind, together_bytes, card.n_sm)
+    const EngineWorkspace w = has_lists ? engine_list_workspace(shape, layer, whole, together_bytes, card.n_sm)
                                         : engine_whole_workspace(shape, layer, whole, ring(), card.n_sm);
     return grow(shares, w.shares) && grow(share_tops, w.share_tops) && grow(share_sums, w.share_sums) && grow(list_weights, w.list_weights) &&
-           grow(list_copies, w.list_copies) && grow(lists, w.lists) && grow(list_lengths, w.list_lengths) && grow(choose_keys, w.choose_keys) &&
+           grow(list_copies, w.list_copies) && grow(lists, w.lists) && grow(list_lengths, w.list_lengths) &&
            grow(sample_words, w.sample_words) && grow(sights, w.sights) && grow(attend_workspace, w.attend);
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/kernels/attend_device.h"
-#include "cuda/kernels/choose_device.h"
 #include "cuda/kernels/move_device.h"
 #include "cuda/kernels/sample_device.h"
 #include "attention/cuda/engine_sizes.h"
@@ -81,14 +80,13 @@ public:
     bool reserve_sketches(SketchKind kind) override;
     bool reserve_ring() override;
     bool reserve_arena(int n_slots, int n_tail) override;
-    bool reserve_workspace(int layer, const EngineView & view, SketchKind kind, bool lists) override;
+    bool reserve_workspace(int layer, const EngineView & view, bool lists) override;
     int generation() const override { return current; }
     void renew() override { current = next_generation(); }
     bool set_slots(int n_slots) override;
     bool set_hot_rows(size_t n_bytes) override;
     EngineBytes bytes() const override;
 
-    float * priority() override { return prior.as<float>(); }
     float * mass_max() override { return mass.as<float>(); }
     float * mass_sum() override { return mass.as<float>() + n_entries(); }
     char * arena() override { return slots_memory.data(); }
@@ -158,9 +156,7 @@ private:
     PageSlots page_slots(int layer, int first_stream) const;  // data is null without an arena
     HotRows hot_rows(int layer) const;
     // Whether the rows that a layer lists are kept. Where several groups of tokens read them, they lie in the staging buffer meanwhile.
-    bool keeps_rows(int layer, const EngineAttend & args) const {
-        return rows.n_sets > 0 && layer_sketches[layer].kind != SketchKind::none && !args.k_staging;
-    }
+    bool keeps_rows(const EngineAttend & args) const { return rows.n_sets > 0 && !args.k_staging; }
     bool place_rows();
     StoreArgs store_args(int layer, const EngineView & view, const EngineStore & args) const;
     AttendProblem problem(int layer, const EngineView & view, const EngineAttend & args, int s) const;
@@ -193,8 +189,8 @@ private:
     void announce(const EnginePiece & next, const EngineView & view, Stream stream);
     void bring_rows(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
     Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
-    void find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream);
-    ListBatch batch_of(int layer, const Group & group) const;  // the arguments that both kinds of selection share
+    void find_sight(const EngineView & view, const EngineAttend & args, Stream stream);
+    ListBatch batch_of(int layer, const Group & group) const;
     // `store`: what the launch of the scan stores and builds too; null: nothing
     void select(int layer, const Group & group, const StoreArgs * store, Stream stream);
     void attend_lists(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
@@ -207,9 +203,9 @@ private:
     bool owns_main = false;
     const EngineMirrors mirrors;
 
-    DeviceBuffer mirrored, prior, mass, layer_table, slots_memory, totals, hits, tickets, state, stale;
+    DeviceBuffer mirrored, mass, layer_table, slots_memory, totals, hits, tickets, state, stale;
     DeviceBuffer ring_memory, ring_held, fresh, brought;
-    DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_copies, list_lengths, choose_keys, sample_words, attend_workspace;
+    DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_copies, list_lengths, sample_words, attend_workspace;
     std::vector<LayerSketches> layer_sketches;
     int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;
     size_t row_bytes_wanted = 0;  // of copies of rows

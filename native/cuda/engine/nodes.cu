@@ -174,10 +174,10 @@ AttendProblem GpuEngine::problem(int layer, const EngineView & view, const Engin
     if (args.selection) {
         const size_t list = first*r.n_head_kv;
         p.rows.cells   = lists.as<int32_t>() + list*list_stride();
-        p.rows.weights = layer_sketches[layer].kind != SketchKind::none ? list_weights.as<float>() + list*list_stride() : nullptr;
+        p.rows.weights = list_weights.as<float>() + list*list_stride();
         p.rows.n_rows  = list_lengths.as<int32_t>() + list;
         p.rows.stride  = list_stride();
-        if (keeps_rows(layer, args)) {
+        if (keeps_rows(args)) {
             const HotRows hot = hot_rows(layer);
             p.copies = { hot.data, hot.stride, hot.v_offset, list_copies.as<int32_t>() + list*list_stride() };
         }
@@ -301,16 +301,15 @@ void GpuEngine::attend(int layer, const EngineView & view, const EngineAttend & 
     if (engine_groups(view.n_tokens) == 1 || (!args.selection && ring_memory.size())) {
         args.k_staging = args.v_staging = nullptr;  // read in place, or through the ring
     }
-    const bool               sketched = args.selection && layer_sketches[layer].kind != SketchKind::none;
     const std::vector<Group> groups   = args.selection ? groups_of(view, args, layer) : std::vector<Group>();
     const StoreArgs          stored   = args.store ? store_args(layer, view, *args.store) : StoreArgs{};
-    const bool               together = args.store && sketched && groups.size() == 1;  // stored by the launch that scans
+    const bool               together = args.store && groups.size() == 1;  // stored by the launch that scans
     if (args.store && !together) {
         launch_store(stored, stream);
     }
     if (args.selection) {
         if (view.leads) {
-            find_sight(view, args, sketched, stream);
+            find_sight(view, args, stream);
         }
         if (args.k_staging) {
             zero_async(brought.data(), brought.size(), stream);

@@ -3,7 +3,7 @@
 
 namespace edgekv::gpu {
 
-void GpuEngine::find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream) {
+void GpuEngine::find_sight(const EngineView & view, const EngineAttend & args, Stream stream) {
     SightProblem seen = {};
     seen.n_streams          = view.n_streams;
     seen.first_stream       = view.first_stream;
@@ -15,7 +15,7 @@ void GpuEngine::find_sight(const EngineView & view, const EngineAttend & args, b
     seen.mask_stride_token  = args.query.mask_stride_token;
     seen.mask_stride_stream = args.query.mask_stride_stream;
     seen.positions          = mirror(mirrors.positions);
-    seen.open               = sketched ? mirror(mirrors.open) : nullptr;
+    seen.open               = mirror(mirrors.open);
     seen.pins               = reinterpret_cast<const uint32_t *>(mirror(mirrors.pins));
     seen.groups_per_stream  = groups_per_stream();
     seen.k_idxs             = args.query.k_idxs;
@@ -69,13 +69,6 @@ void GpuEngine::select(int layer, const Group & group, const StoreArgs * store, 
 
     last_layer     = layer;
     n_last_lists = view.n_streams*view.n_tokens*r.n_head_kv;
-    if (layer_sketches[layer].kind == SketchKind::none) {
-        launch_choose({ batch_of(layer, group), view.n_cells, shape.page_tokens, shape.pages_per_stream, slots_stride(),
-                        prior.as<float>() + layer*n_layer_entries(), options.tokens, options.share, options.exact_tokens,
-                        choose_keys.as<uint32_t>() }, stream);
-        return;
-    }
-
     SketchScanArgs scan = {};
     scan.sketches       = sketch_array(layer, view.first_stream);
     scan.home           = sketch_home(layer, view.first_stream);
@@ -111,7 +104,7 @@ void GpuEngine::select(int layer, const Group & group, const StoreArgs * store, 
     sample.positions  = mirror(mirrors.positions);
     sample.n_cells_stream = shape.n_cells;
     sample.weights    = list_weights.as<float>();
-    if (keeps_rows(layer, group.args)) {
+    if (keeps_rows(group.args)) {
         KeptRows & kept = sample.kept;
         kept.hot      = hot_rows(layer);
         kept.k        = { { r.k, r.k_stride_cell, r.k_stride_head }, r.k_stride_stream, static_cast<int>(r.k_row_bytes) };

@@ -146,13 +146,12 @@ const int32_t * GpuEngine::last_rows(int layer, int list, int & n_rows, const fl
     }
     last_list.resize(n);
     last_weights.resize(n);
-    const bool weighted = layer_sketches[layer].kind != SketchKind::none;
     if (!read(last_list.data(), lists.as<int32_t>() + at, n*sizeof(int32_t)) ||
-        (weighted && !read(last_weights.data(), list_weights.as<float>() + at, n*sizeof(float)))) {
+        !read(last_weights.data(), list_weights.as<float>() + at, n*sizeof(float))) {
         return nullptr;
     }
     n_rows  = n;
-    weights = weighted ? last_weights.data() : nullptr;
+    weights = last_weights.data();
     return last_list.data();
 }
 

@@ -18,13 +18,10 @@ edgekv_status check_selection(const edgekv_selection & s) {
     if (!(s.resolution >= 1.0f) || !std::isfinite(s.resolution)) {
         return fail(EDGEKV_INVALID, "the resolution of a selection must be a number from 1 on");
     }
-    if (!(s.share >= 0.0f && s.share <= 1.0f)) {
-        return fail(EDGEKV_INVALID, "the share of a selection must lie between 0 and 1");
-    }
     if (s.prompt_resolution != 0.0f && (!(s.prompt_resolution >= 1.0f) || !std::isfinite(s.prompt_resolution))) {
         return fail(EDGEKV_INVALID, "the resolution of prompts must be a number from 1 on, or 0");
     }
-    if (s.tokens < 0 || s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.positions < 0 || s.keep_tokens < 0) {
+    if (s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.positions < 0 || s.keep_tokens < 0) {
         return fail(EDGEKV_INVALID, "the counts of a selection must not be negative");
     }
     if (s.sample_kept && s.sketch == EDGEKV_SKETCH_NONE) {
@@ -91,7 +88,7 @@ edgekv_status edgekv_get_page_arrays(const edgekv_context * ctx, edgekv_page_arr
     const PageArrays arrays = ctx->plane->arrays();
     const Table &    table  = ctx->pages.table;
 
-    *out = { arrays.priority, table.data(), ctx->pages.cells.newest(), arrays.dropped,
+    *out = { table.data(), ctx->pages.cells.newest(), arrays.dropped,
              ctx->shape.n_layers, ctx->shape.n_heads, ctx->shape.n_pages, table.n_slots(), ctx->shape.slot_bytes };
     return EDGEKV_OK;
 }

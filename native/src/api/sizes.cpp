@@ -98,7 +98,7 @@ size_t workspace_bytes(const edgekv_device_size & of, const EngineShape & shape,
     const auto grow = [&](const EngineWorkspace & w) {
         for (const auto part : { &EngineWorkspace::shares, &EngineWorkspace::share_tops, &EngineWorkspace::share_sums, &EngineWorkspace::lists,
                                  &EngineWorkspace::list_weights, &EngineWorkspace::list_copies, &EngineWorkspace::list_lengths,
-                                 &EngineWorkspace::choose_keys, &EngineWorkspace::sample_words, &EngineWorkspace::sights, &EngineWorkspace::attend }) {
+                                 &EngineWorkspace::sample_words, &EngineWorkspace::sights, &EngineWorkspace::attend }) {
             most.*part = std::max(most.*part, w.*part);
         }
     };
@@ -106,12 +106,12 @@ size_t workspace_bytes(const edgekv_device_size & of, const EngineShape & shape,
         for (const EngineView & view : engine_widest(shape.n_stream, shape.n_cells)) {
             grow(engine_whole_workspace(shape, layer, view, ring, of.n_sm));
             if (of.mode == EDGEKV_MODE_SPARSE) {
-                grow(engine_list_workspace(shape, layer, view, static_cast<SketchKind>(of.sketch), kTogetherBytes, of.n_sm));
+                grow(engine_list_workspace(shape, layer, view, kTogetherBytes, of.n_sm));
             }
         }
     }
-    return buffers({ most.shares, most.share_tops, most.share_sums, most.lists, most.list_weights, most.list_copies, most.list_lengths, most.choose_keys,
-                     most.sample_words, most.sights, most.attend });
+    return buffers({ most.shares, most.share_tops, most.share_sums, most.lists, most.list_weights, most.list_copies, most.list_lengths, most.sample_words,
+                     most.sights, most.attend });
 }
 
 }  // namespace
@@ -120,7 +120,7 @@ size_t edgekv_table_bytes(const edgekv_pages_size * of) {
     PageShape shape = shape_of_cells(of->n_streams, of->n_cells, of->page_tokens);
     shape.n_layers = of->n_layers;
     shape.n_heads  = of->n_heads;
-    return Pages::most_bytes(shape, of->n_slots) + Drops::bytes_of(shape) + Gone::bytes_of(shape) + HostPlane::priority_bytes(shape) +
+    return Pages::most_bytes(shape, of->n_slots) + Drops::bytes_of(shape) + Gone::bytes_of(shape) +
            HostPlane::observation_bytes(shape);
 }
 
@@ -177,7 +177,7 @@ void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes 
     const size_t       piece  = piece_bytes(*of);
     out->n_staged = engine_staged(piece, of->budget_bytes, of->free_bytes);
     out->staging  = out->n_staged * piece;
-    out->tables   = buffers({ tables.mirrors, tables.priority, tables.mass });
+    out->tables   = buffers({ tables.mirrors, tables.mass });
     out->scratch  = buffers({ tables.layers, tables.totals, tables.hits, tables.tickets, tables.step, tables.stale, tables.fresh, tables.brought,
                               tables.updates, tables.updates });
 

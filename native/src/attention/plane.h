@@ -30,7 +30,6 @@ struct Failure {
 
 // [layer][head][page], in the plane's own memory: a device plane gives device addresses
 struct PageArrays {
-    float * priority;
     const uint8_t * dropped;  // null: no pages are dropped here
     const float * mass_max;
     const float * mass_sum;

@@ -119,10 +119,6 @@ inline size_t sample_device_words_bytes(int n_lists, int n_groups, int group) {
     return sample_words(static_cast<size_t>(n_lists), n_groups, group).n * sizeof(unsigned long long);
 }
 
-// Choosing pages takes a key for each page and list.
-inline int choose_keys(int n_pages) { return (n_pages + 3) / 4 * 4; }
-inline size_t choose_device_keys_bytes(int n_lists, int n_pages) { return static_cast<size_t>(n_lists) * choose_keys(n_pages) * sizeof(uint32_t); }
-
 // Copies of rows (hot_rows.h) lie in sets of so many places; beside its rows a set takes so many bytes.
 constexpr int kHotRowWays = 8;
 constexpr size_t kHotRowSetBytes = kHotRowWays * sizeof(unsigned long long);

@@ -28,12 +28,10 @@ State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), p
     }
 }
 
-bool State::sketches() const { return may_select() && params.selection.sketch != EDGEKV_SKETCH_NONE; }
-
 // A token belongs to a prompt if one of its sequences is a prompt.
 bool State::find_whole(const llama_edgekv_tokens & tokens) {
     // in mode evict they would attend what their head dropped
-    const bool prompts_are = params.mode == EDGEKV_MODE_SPARSE && (!sketches() || params.selection.prompt_resolution == 0.0f);
+    const bool prompts_are = params.mode == EDGEKV_MODE_SPARSE && params.selection.prompt_resolution == 0.0f;
 
     std::vector<uint8_t> before(tokens.n, false);
     std::swap(before, whole);

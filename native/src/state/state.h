@@ -27,8 +27,7 @@ struct State {
     State(llama_context * lctx, const edgekv_params & params);  // throws std::bad_alloc
 
     // of the ubatch
-    bool may_select() const { return selecting(params.mode, params.selection); }  // rows, in steps
-    bool sketches() const;  // whether it builds and reads sketches
+    bool may_select() const { return selecting(params.mode, params.selection); }  // rows, in steps, by sketches
     bool selects(int n_cells_view) const { return may_select() && n_cells_view > params.selection.exact_tokens; }
     bool reads_all(int token) const { return whole[token]; }  // in mode sparse: the token belongs to a prompt, and prompts are read exactly
     bool all_read_all() const { return std::find(whole.begin(), whole.end(), false) == whole.end(); }

@@ -36,7 +36,6 @@ struct Options {
     bool migrates;
     const char * name;
     int n_splits = 1;  // graphs that a step's rows are divided among
-    SketchKind kind = SketchKind::b3;
     int n_row_slots = 0;  // slots of the arena that copies of rows take
 };
 
@@ -65,15 +64,14 @@ public:
         test::must(gpu::stream_create(&main));
         stream = main;
         plane = std::make_unique<gpu::GpuEngine>(0, shape, main);
-        test::must(plane->init() && (options.sparse ? plane->reserve_sketches(options.kind) : plane->reserve_ring()));
+        test::must(plane->init() && (options.sparse ? plane->reserve_sketches(SketchKind::b3) : plane->reserve_ring()));
         for (int layer = 0; layer < kLayers; ++layer) {
-            test::must(plane->reserve_workspace(layer, view(), options.kind, options.sparse));
+            test::must(plane->reserve_workspace(layer, view(), options.sparse));
         }
         test::must(plane->reserve_arena(INT_MAX, 0) && plane->set_slots(plane->bytes().n_slots_max - options.n_row_slots) &&
                    plane->set_hot_rows(options.n_row_slots * shape.slot_bytes));
-        selection.sketch = options.kind == SketchKind::none ? EDGEKV_SKETCH_NONE : EDGEKV_SKETCH_B3;
+        selection.sketch = EDGEKV_SKETCH_B3;
         selection.resolution = 40.0f;
-        selection.share = 0.25f;
         selection.sink_tokens = 16;
         selection.recent_tokens = 32;
         selection.error_every = 2;
@@ -171,7 +169,7 @@ public:
             store.k_stride_token = store.v_stride_token = kHeads * kDim * sizeof(float);
             store.k_stride_head = store.v_stride_head = kDim * sizeof(float);
             store.k_idxs = store.v_idxs = cell.data();
-            store.sketch = options.sparse && options.kind != SketchKind::none;
+            store.sketch = options.sparse;
             if (!store.sketch) {  // else the attend node stores
                 node("store-", layer, [&] { plane->store(layer, here, store, stream); });
             }
@@ -194,7 +192,6 @@ public:
     std::vector<float> step(int token, bool replays) {
         n_view = (token / kViewStep + 1) * kViewStep;
         if (token == 45) {  // as when a person changes the budget
-            selection.share = 0.75f;
             selection.resolution = 100.0f;
             plane->renew();
         }
@@ -293,7 +290,7 @@ public:
         EngineView here = view();
         here.n_tokens = n;
         here.leads = 1;
-        test::must(plane->reserve_workspace(0, here, options.kind, true));
+        test::must(plane->reserve_workspace(0, here, true));
         here.generation = plane->generation();
         std::mt19937 rng(7);
         std::normal_distribution<float> normal;

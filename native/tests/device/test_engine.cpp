@@ -34,7 +34,7 @@ void check(const Options & options, int n_tokens, Card card) {
             for (int head = 0; options.sparse && head < kHeads; ++head) {
                 for (int c = 0; c <= token; ++c) {
                     // sinks, recent pages, and the group that is being filled
-                    const bool open = options.kind != SketchKind::none && c / kGroupCells == token / kGroupCells;
+                    const bool open = c / kGroupCells == token / kGroupCells;
                     const bool certain = c < 16 || c / kPage * kPage + kPage > token - 31 || open;
                     CHECK(!certain || weights[head][c] == 1.0f, "%s: token %d layer %d head %d does not read cell %d", options.name, token, layer, head, c);
                 }
@@ -44,7 +44,7 @@ void check(const Options & options, int n_tokens, Card card) {
     CHECK(same(told.mass(), replayed.mass()), "%s: attention mass", options.name);
     CHECK(same(told.selected(), replayed.selected()), "%s: counters", options.name);
     CHECK(std::memcmp(told.k(0), replayed.k(0), 2 * kLayers * kCells * kCellBytes) == 0, "%s: home", options.name);
-    for (int layer = 0; options.sparse && options.kind != SketchKind::none && layer < kLayers; ++layer) {
+    for (int layer = 0; options.sparse && layer < kLayers; ++layer) {
         CHECK(same(told.sketches(layer), replayed.sketches(layer)), "%s: sketches of layer %d", options.name, layer);
     }
     if (options.sparse) {
@@ -63,7 +63,7 @@ void check(const Options & options, int n_tokens, Card card) {
         CHECK(n_certain <= n_read && n_read <= n_seen && (n_tokens < 200 || n_read < 0.8 * n_seen), "%s: %g rows, %g for certain, of %g", options.name,
               n_read, n_certain, n_seen);
         CHECK((n_hits > 0.0) == (options.migrates || options.n_row_slots > 0), "%s: %g hits", options.name, n_hits);
-        const double n_estimates = options.kind == SketchKind::none ? 0.0 : n_all * kGroup / 2;
+        const double n_estimates = n_all * kGroup / 2;
         CHECK(std::fabs(n_errors - n_estimates) <= kLayers * kHeads * kGroup, "%s: %g errors were estimated, not %g", options.name, n_errors, n_estimates);
         CHECK(std::fabs(mass - n_all * kGroup) < 1e-3 * n_all * kGroup, "%s: mass %g of %g", options.name, mass, n_all * kGroup);
     }
@@ -89,7 +89,7 @@ void check_hot_rows() {
     };
     const double all = decode(without);
     for (const int n_slots : { 100, 2 }) {
-        Decoder with({ true, 0, true, "copies of rows", 1, SketchKind::b3, n_slots });
+        Decoder with({ true, 0, true, "copies of rows", 1, n_slots });
         const double left = decode(with);
         CHECK(same(with.mass(), without.mass()), "%d slots: attention mass", n_slots);
         double hits = 0.0, others = 0.0;
@@ -232,7 +232,7 @@ void check_refusals() {
         gpu::GpuEngine plane(0, Decoder::shape_over(home.data(), 0), nullptr);
         const EngineView view = { 256, 1, 0, 1, 0, 0 };
         const bool all = plane.init() && plane.reserve_sketches(SketchKind::b3) && plane.reserve_ring() &&
-                          plane.reserve_workspace(0, view, SketchKind::b3, true) && plane.reserve_arena(INT_MAX, 4);
+                          plane.reserve_workspace(0, view, true) && plane.reserve_arena(INT_MAX, 4);
         return all ? "" : edgekv_device_library()->last_error();
     };
     for (int what = 0; what < 3; ++what) {
@@ -337,10 +337,9 @@ int main(int argc, char **) {
         check_staging(n_splits, kHeads);
     }
     check({ true, 0, true, "sparse" }, tokens(210), Card::largest);
-    check({ true, 0, true, "sparse, the policy alone", 1, SketchKind::none }, tokens(100), Card::middling);
     check({ true, 0, false, "sparse, nothing in the arena" }, tokens(60), Card::largest);
-    check({ true, 0, true, "sparse, copies of rows", 1, SketchKind::b3, 100 }, tokens(80), Card::middling);
-    check({ true, 0, false, "sparse, copies of rows alone", 3, SketchKind::b3, 100 }, tokens(70), Card::largest);
+    check({ true, 0, true, "sparse, copies of rows", 1, 100 }, tokens(80), Card::middling);
+    check({ true, 0, false, "sparse, copies of rows alone", 3, 100 }, tokens(70), Card::largest);
     check_hot_rows();
     check_parts(Card::middling);
     check_parts(Card::largest);

@@ -22,9 +22,6 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), ahe
     sketches.shape(shape);
     drops.shape(shape);
     gone.shape(shape);
-    if (!prior.reserve(std::max<size_t>(priority_bytes(shape), 1))) {
-        throw std::bad_alloc();
-    }
     reached.resize(shape.n_stream);
     n_copied.resize(shape.n_stream);
     copied.resize(shape.n_stream);
@@ -258,11 +255,6 @@ RowLists & HostPlane::lists_of(HostLayer & layer, const TokenRun & run) {
     return ctx.params.selection.keep_rows ? layer.lists[run.workspace] : lists[run.workspace];
 }
 
-float * HostPlane::priority(int layer, int stream, int head) const {
-    assert(ctx.shape.has(layer, head, 0) && ctx.shape.has_stream(stream));
-    return reinterpret_cast<float *>(prior.data()) + ctx.shape.entry_of_stream(layer, stream, head);
-}
-
 float * HostPlane::mass(int which, int layer, int stream) const {
     if (!ctx.params.observe) {
         return nullptr;
@@ -274,7 +266,7 @@ float * HostPlane::mass(int which, int layer, int stream) const {
 
 PageArrays HostPlane::arrays() const {
     const float * mass = reinterpret_cast<const float *>(observation.data());
-    return { reinterpret_cast<float *>(prior.data()), drops.data(), mass, mass + ctx.shape.n_entries() };
+    return { drops.data(), mass, mass + ctx.shape.n_entries() };
 }
 
 void HostPlane::do_add_selected(edgekv_selected * out, int sequence) const {
@@ -340,7 +332,7 @@ void HostPlane::add_memory(edgekv_memory & out) const {
     out.observation_bytes += observation.size();
     out.sketch_bytes      += sketches.bytes();
     out.arena_bytes       += disk.bytes();
-    out.table_bytes       += priority_bytes(ctx.shape) + drops.bytes() + gone.bytes();
+    out.table_bytes       += drops.bytes() + gone.bytes();
 }
 
 Sketch HostPlane::do_sketch(const Layer & layer, int stream, std::vector<char> &) const { return sketches.of(layer.info.index, stream); }

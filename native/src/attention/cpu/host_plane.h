@@ -73,7 +73,6 @@ public:
     PageArrays arrays() const override;
     PromptBlocks prompt_blocks() const override;
     void add_memory(edgekv_memory & out) const override;
-    static size_t priority_bytes(const PageShape & shape) { return shape.n_entries() * sizeof(float); }
     static size_t observation_bytes(const PageShape & shape) { return 2 * shape.n_entries() * sizeof(float); }
     bool describe(edgekv_device &) const override { return false; }
     bool gives_back() const override { return gives; }
@@ -95,7 +94,6 @@ public:
     RowLists & lists_of(HostLayer & layer, const TokenRun & run);
 
     // [page of the stream]
-    float * priority(int layer, int stream, int head) const;
     float * mass_max(int layer, int stream) const { return mass(0, layer, stream); }  // null: not observed
     float * mass_sum(int layer, int stream) const { return mass(1, layer, stream); }
 
@@ -112,7 +110,6 @@ public:
     std::vector<Buffer> workspaces;  // one a run of tokens
     std::vector<Buffer> select_workspaces;
     std::vector<Buffer> sights;    // one a run, [n_tokens][groups of the view]; the leading layer writes them
-    std::vector<std::vector<int32_t>> candidates;  // pages, one a thread; used without sketches
     std::vector<Buffer> prompt_workspaces;  // one a thread
     Claims prompt_items;  // of the running prompt node
     struct {
@@ -162,7 +159,6 @@ private:
     bool builds = false;  // this ubatch builds a graph
     bool gives  = false;  // every layer with rows can give them back, and does
     std::vector<RowLists> lists;  // of the layer that selected last and attends next
-    Buffer prior;                 // the priority of each page
     struct Reached {
         int pages  = 0;  // up to the last one that may be observed in this run
         int groups = 0;  // up to the last one that may have a sketch

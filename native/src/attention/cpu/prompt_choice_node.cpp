@@ -195,7 +195,7 @@ float offset_of(const HostLayer & layer, const PromptItem & item) {
 }  // namespace
 
 bool sparse_prompt(const HostPlane & plane, int n_cells) {
-    return plane.ctx.sketches() && plane.ctx.params.mode == EDGEKV_MODE_SPARSE && plane.ctx.params.selection.prompt_resolution > 0.0f && n_cells >= kSparsePromptCells;
+    return plane.ctx.params.mode == EDGEKV_MODE_SPARSE && plane.ctx.params.selection.prompt_resolution > 0.0f && n_cells >= kSparsePromptCells;
 }
 
 size_t prompt_choice_bytes(const AttendProblem & problem) {

@@ -12,11 +12,8 @@
 
 namespace edgekv {
 
-// Mode evict lists the rows of short views too, where some head has dropped a page.
-static bool samples(const State & ctx, const ggml_tensor * k) { return ctx.sketches() && ctx.selects(static_cast<int>(k->ne[2])); }
-
 SelectPlan::SelectPlan(const HostLayer & layer, const ggml_tensor * k, const TokenRun & run, int n_threads) :
-    SelectPlan(layer.layer->info, run.n, static_cast<int>(k->ne[2]), samples(layer.plane->ctx, k),
+    SelectPlan(layer.layer->info, run.n, static_cast<int>(k->ne[2]), layer.plane->ctx.selects(static_cast<int>(k->ne[2])),
                layer.plane->ctx.params.mode == EDGEKV_MODE_EVICT, layer.plane->ctx.shape.n_heads, n_threads) {}
 
 SelectPlan::SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, bool scans, bool keeps, int n_heads, int n_threads) :
@@ -128,11 +125,6 @@ ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) 
         }
         plane.lists_of(layer, run).weighted = plan.scans;
     }
-    plane.candidates.resize(plane.n_threads);
-    for (auto & candidates : plane.candidates) {
-        candidates.reserve(plane.ctx.shape.pages_per_stream);
-    }
-
     nodes.leads            = !plane.graph.has_leader;
     plane.graph.has_leader = true;
 

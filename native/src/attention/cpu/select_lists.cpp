@@ -1,9 +1,8 @@
-// Lists the rows that each token reads in a KV head: the kept rows, a sample, or the cells of the chosen pages.
+// Lists the rows that each token reads in a KV head: the kept rows, or a sample.
 //
 // One thread lists a head for all tokens of the run. It reads the sights and, if there are sketches, the shares that all threads wrote to
 // the workspace. It writes the run's lists (RowLists) and adds to the sums of the layer and head (HostLayer::selected).
 #include "attention/cpu/select_parts.h"
-#include "attention/cpu/page_choice.h"
 
 #include <algorithm>
 
@@ -76,16 +75,6 @@ SampleResult RowLister::sample(int head, int token, const Sight * sight, int32_t
     return sample_rows(p, selected_isa());
 }
 
-SampleResult RowLister::choose(int head, int token, int32_t * rows) const {
-    HostPlane &        plane   = thread.plane();
-    const auto &       options = thread.ctx().params.selection;
-    const PageChoice   choice  = { thread.plan.n_cells, thread.ctx().shape.page_tokens, sights.of(token),
-                                   plane.priority(thread.layer.index, thread.stream, head), options.tokens, options.share,
-                                   options.exact_tokens };
-    const ChoiceResult chosen  = choose_pages(choice, rows, plane.candidates[thread.ith]);
-    return { chosen.n_rows, chosen.n_certain, chosen.n_visible, 0.0 };
-}
-
 void RowLister::list(int head) const {
     const SelectPlan & plan  = thread.plan;
     const Sight *      sight = plan.scans ? sights_of_head(thread, sights, head, 0, plan.n_groups) : nullptr;
@@ -100,9 +89,8 @@ void RowLister::list(int head) const {
 
         const SampleResult result = sights.are_few() ? every(token, rows)
                                   : plan.scans ? sample(head, token, sight, rows, lists.weights_of(list))
-                                  : plan.keeps ? keep(head, token, rows)
-                                               : choose(head, token, rows);
-        if (plan.scans && sights.are_few()) {
+                                               : keep(head, token, rows);
+        if (sights.are_few()) {
             std::fill_n(lists.weights_of(list), result.n_rows, 1.0f);
         }
         lists.n_rows_of(list) = result.n_rows;

@@ -21,7 +21,7 @@ struct SelectPlan {
     SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, bool scans, bool keeps, int n_heads, int n_threads);
 
     int n_tokens, n_head_kv, group, n_cells, n_groups, n_queries, n_chunks;
-    bool scans;  // there are sketches
+    bool scans;  // by sketches: mode sparse, and mode evict where it samples what is kept
     bool keeps;  // mode evict: heads have dropped pages
     size_t cell_stride, group_stride, shares_offset, tops_offset, sums_offset, threads_offset, scratch_offset, sight_offset, kept_offset, thread_bytes, bytes;
     size_t sight_bytes;  // of the run's sights, in HostPlane::sights and in each thread's part of the workspace
@@ -99,7 +99,6 @@ private:
     SampleResult every(int token, int32_t * rows) const;              // all visible cells
     SampleResult keep(int head, int token, int32_t * rows) const;    // mode evict: all visible cells that the head has not dropped
     SampleResult sample(int head, int token, const Sight * sight, int32_t * rows, float * weights) const;
-    SampleResult choose(int head, int token, int32_t * rows) const;   // pages; used without sketches
 
     const SelectThread & thread;
     const TokenSights & sights;

@@ -2,7 +2,6 @@
 //
 // The first layer that selects reads the mask, the cells' positions and the pins. A node has no barrier inside, so each of its threads finds all
 // sights in its own part of the workspace, and thread 0 copies them to the plane (HostPlane::sights). Later layers read the copy.
-#include "attention/cpu/page_choice.h"
 #include "attention/cpu/select_parts.h"
 #include "cache/certain.h"
 
@@ -96,6 +95,14 @@ static void find_sights(const SelectThread & thread, Sight * mine) {
         const char * token_mask = static_cast<const char *>(mask->data) + thread.run.stream * mask->nb[3] + (thread.run.first + token) * mask->nb[1];
         find_sight(thread, token_mask, token, sight);
     }
+}
+
+static int n_visible(const Sight * sight, int n_groups) {
+    int n = 0;
+    for (int group = 0; group < n_groups; ++group) {
+        n += __builtin_popcountll(sight[group].visible);
+    }
+    return n;
 }
 
 TokenSights::TokenSights(const SelectThread & thread) : n_groups(thread.plan.n_groups) {

@@ -66,7 +66,7 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const int64_t     n_values = dst->src[STORE_V_CUR] ? n_tokens : 0;
     const int64_t     n_parts  = std::max<int64_t>(1, std::min<int64_t>((nth + n_heads - 1) / n_heads, n_tokens / kGroupCells));
     const int64_t *   k_idxs   = static_cast<const int64_t *>(dst->src[STORE_K_IDXS]->data);
-    const bool        sketched = plane.ctx.sketches();
+    const bool        sketched = plane.ctx.may_select();
     if (sketched) {
         plane.ctx.arrivals.wait(layer.layer->il);
     }

@@ -32,7 +32,7 @@ Failure DevicePlane::change(edgekv_mode mode, SketchKind kind) {
     const auto take = [this](edgekv_mode mode, SketchKind kind) {
         empty_arena();
         engine->release();
-        Failure why = reserve_mode(mode, kind) ? reserve_widest(mode, kind) : no_memory();
+        Failure why = reserve_mode(mode, kind) ? reserve_widest(mode) : no_memory();
         return why || mode == EDGEKV_MODE_OFF || reserve_arena() ? why : no_memory();
     };
     Failure why = take(mode, kind);
@@ -185,7 +185,7 @@ UbatchDone DevicePlane::do_end(bool ok) {
 
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
 
-PageArrays DevicePlane::arrays() const { return { engine->priority(), nullptr, engine->mass_max(), engine->mass_sum() }; }
+PageArrays DevicePlane::arrays() const { return { nullptr, engine->mass_max(), engine->mass_sum() }; }
 
 void DevicePlane::do_add_selected(edgekv_selected * out, int sequence) const {
     if (sequence < 0 || llama_n_seq_max(ctx.lctx) == 1) {  // the engine has no sums for single sequences

@@ -74,7 +74,7 @@ private:
     Failure why_not() const;
     Failure reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info);
     Failure make_engine(ggml_backend_dev_t device);
-    Failure reserve_widest(edgekv_mode mode, SketchKind kind);
+    Failure reserve_widest(edgekv_mode mode);
     EngineShape engine_shape() const;
 
     // Call these while nothing decodes.

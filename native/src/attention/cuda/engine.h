@@ -2,7 +2,7 @@
 // libedgekv-emulated, the same sources on an emulated device) at run time and finds there one function, edgekv_device_library().
 //
 // An engine owns all device memory of its context but the staging buffer, which is a ggml buffer: arena, sketches, mirrors of the page
-// table, of the cells' positions and of pins, priority, attention mass, lists and workspaces. Home stays llama.cpp's. Node calls come while a
+// table, of the cells' positions and of pins, attention mass, lists and workspaces. Home stays llama.cpp's. Node calls come while a
 // graph is computed or recorded; they enqueue on the stream they are given and never wait. Everything else comes from the decoding
 // thread between ubatches.
 #pragma once
@@ -165,7 +165,7 @@ public:
     // filled, if these are a small part of the arena. No page is in a slot.
     virtual bool reserve_arena(int n_slots, int n_tail) = 0;
     // Workspaces for graphs of this view and layer; false: last_error(). They may move: see generation().
-    virtual bool reserve_workspace(int layer, const EngineView & view, SketchKind kind, bool lists) = 0;
+    virtual bool reserve_workspace(int layer, const EngineView & view, bool lists) = 0;
     virtual int generation() const = 0;
     // Call it when parameters of nodes that are not in the graph (edgekv_selection) have changed: recorded graphs use the old ones.
     virtual void renew() = 0;
@@ -175,8 +175,7 @@ public:
     virtual bool set_hot_rows(size_t n_bytes) = 0;
     virtual EngineBytes bytes() const = 0;
 
-    virtual float * priority() = 0;  // [layer][head][page]
-    virtual float * mass_max() = 0;
+    virtual float * mass_max() = 0;  // [layer][head][page]
     virtual float * mass_sum() = 0;
     virtual char * arena() = 0;
     virtual const edgekv_device_layer * layers() = 0;

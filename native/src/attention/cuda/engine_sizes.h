@@ -50,14 +50,13 @@ inline EngineMirrors engine_mirrors(const EngineShape & shape) {
 }
 
 struct EngineTables {
-    size_t mirrors, priority, mass, layers, totals, hits, tickets, step, stale, fresh, brought, updates;  // bytes; `updates` exists twice
+    size_t mirrors, mass, layers, totals, hits, tickets, step, stale, fresh, brought, updates;  // bytes; `updates` exists twice
 };
 
 inline EngineTables engine_tables(const EngineShape & shape) {
     const size_t n_groups = static_cast<size_t>(shape.n_stream) * engine_stream_groups(shape), n_heads = shape.layers.size() * shape.n_heads;
     EngineTables t;
     t.mirrors  = engine_mirrors(shape).end * sizeof(int32_t);
-    t.priority = engine_entries(shape) * sizeof(float);
     t.mass     = 2 * engine_entries(shape) * sizeof(float);
     t.layers   = shape.layers.size() * sizeof(edgekv_device_layer);
     t.totals   = n_heads * sizeof(gpu::SampleTotals);
@@ -216,7 +215,7 @@ inline WholeGroups engine_whole_groups(const EngineShape & shape, int layer, con
 }
 
 struct EngineWorkspace {
-    size_t shares, share_tops, share_sums, lists, list_weights, list_copies, list_lengths, choose_keys, sample_words, sights, attend;
+    size_t shares, share_tops, share_sums, lists, list_weights, list_copies, list_lengths, sample_words, sights, attend;
 };
 
 // The workspace of a layer that attends every page.
@@ -226,9 +225,8 @@ inline EngineWorkspace engine_whole_workspace(const EngineShape & shape, int lay
     return w;
 }
 
-// The workspace of a layer that attends rows of lists. kind: the sketches that select them.
-inline EngineWorkspace engine_list_workspace(const EngineShape & shape, int layer, const EngineView & view, SketchKind kind, size_t together_bytes,
-                                             int n_sm) {
+// The workspace of a layer that attends rows of lists.
+inline EngineWorkspace engine_list_workspace(const EngineShape & shape, int layer, const EngineView & view, size_t together_bytes, int n_sm) {
     const EngineLayer & r = shape.layers[layer];
     EngineWorkspace w = {};
     size_t n_tokens = 0;  // in the largest group, over all its streams
@@ -244,10 +242,6 @@ inline EngineWorkspace engine_list_workspace(const EngineShape & shape, int laye
     w.lists        = n_lists * stride * sizeof(int32_t);
     w.list_lengths = n_lists * sizeof(int32_t);
     w.sights       = static_cast<size_t>(view.n_streams) * view.n_tokens * n_groups * sizeof(Sight);
-    if (kind == SketchKind::none) {
-        w.choose_keys = gpu::choose_device_keys_bytes(static_cast<int>(n_lists), shape.pages_per_stream);
-        return w;
-    }
     w.sample_words   = gpu::sample_device_words_bytes(static_cast<int>(n_lists), static_cast<int>(n_groups), r.n_head / r.n_head_kv);
     w.shares         = n_queries * stride * sizeof(uint16_t);
     w.share_tops = w.share_sums = n_queries * n_groups * sizeof(float);

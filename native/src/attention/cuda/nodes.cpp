@@ -232,7 +232,7 @@ bool DevicePlane::do_build_store(Layer & served, const llama_edgekv_store & args
 
     NodeParams params = {};
     params.view     = view_of(*engine, args.k, args.k_cur->ne[2]);
-    params.flags    = static_cast<uint16_t>((ctx.sketches() ? SKETCHES : 0) | (prompt ? STAGES : 0));
+    params.flags    = static_cast<uint16_t>((ctx.may_select() ? SKETCHES : 0) | (prompt ? STAGES : 0));
     params.next_layer = static_cast<int16_t>(prompt && staging.n_buffers() > 1 ? next_layer(served) : -1);
 
     ggml_tensor * sources[N_STORE_SOURCES] = { args.k_cur, args.v_cur, args.k_idxs, args.v_idxs };
@@ -326,11 +326,10 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
     nodes.softcap = args.softcap;
 
     const bool selects = ctx.selects(static_cast<int>(args.k->ne[2])) && !ctx.all_read_all();
-    const auto kind    = selects ? static_cast<SketchKind>(ctx.params.selection.sketch) : SketchKind::none;
     NodeParams params  = {};
     params.view     = view_of(*engine, args.k, args.q->ne[2]);
     params.next_layer = -1;
-    const bool reserved = engine->reserve_workspace(layer.index, params.view, kind, selects);
+    const bool reserved = engine->reserve_workspace(layer.index, params.view, selects);
     served.had_memory(reserved, false);
     if (!reserved) {
         return nullptr;  // the scheduler copies K and V for the stock nodes: slow but correct
@@ -349,8 +348,7 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
         params.next_layer   = static_cast<int16_t>(ctx.params.mode == EDGEKV_MODE_EXACT ? next_layer(served) : -1);
     }
     params.flags = static_cast<uint16_t>((selects ? SELECTS : 0) | (ctx.params.observe ? OBSERVES : 0));
-    const bool joined = kind != SketchKind::none;
-    if (joined) {
+    if (selects) {
         NodeParams of_store = get_params(store);
         of_store.flags |= JOINED;
         set_params(store, of_store);
@@ -361,7 +359,7 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
     graph.n_observed = ctx.params.observe ? engine_observed(params.view.n_tokens) * params.view.n_streams : 0;
 
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0] * args.q->ne[1], args.q->ne[2], 1, 1, sources,
-                                        N_ATTEND_SOURCES + (joined ? N_STORE_SOURCES : 0), kAttend, 1, &layer);
+                                        N_ATTEND_SOURCES + (selects ? N_STORE_SOURCES : 0), kAttend, 1, &layer);
     set_params(node, params);
     ggml_format_name(node, "edgekv_attend-%d", args.il);
     ggml_build_forward_expand(args.gf, node);

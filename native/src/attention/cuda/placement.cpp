@@ -131,11 +131,11 @@ Failure DevicePlane::make_engine(ggml_backend_dev_t device) {
 }
 
 // Reserves workspaces for the widest ubatches that the hook serves, so that none grows later.
-Failure DevicePlane::reserve_widest(edgekv_mode mode, SketchKind kind) {
+Failure DevicePlane::reserve_widest(edgekv_mode mode) {
     for (int layer = 0; mode != EDGEKV_MODE_OFF && layer < ctx.shape.n_layers; ++layer) {
         for (const EngineView & view : engine_widest(ctx.shape.n_stream, ctx.shape.n_cells)) {
-            if (!engine->reserve_workspace(layer, view, SketchKind::none, false) ||
-                (mode == EDGEKV_MODE_SPARSE && !engine->reserve_workspace(layer, view, kind, true))) {
+            if (!engine->reserve_workspace(layer, view, false) ||
+                (mode == EDGEKV_MODE_SPARSE && !engine->reserve_workspace(layer, view, true))) {
                 return no_memory();
             }
         }
@@ -190,7 +190,7 @@ Failure DevicePlane::place() {
     if (!llama_edgekv_reserve(ctx.lctx)) {
         return { EDGEKV_NO_MEMORY, "the GPU has no memory for llama.cpp's compute buffers" };
     }
-    if (Failure failure = reserve_widest(mode, kind)) {
+    if (Failure failure = reserve_widest(mode)) {
         return failure;
     }
     if (mode == EDGEKV_MODE_OFF) {

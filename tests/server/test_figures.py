@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,7 +60,7 @@ def test_slots_add_up_to_the_context(served):
 def test_props_say_how_the_cache_is_set(served):
     about = served.get("/props")["edgekv"]
     assert about["mode"] == "sparse" and about["sample_budget"] == 200 and about["page"] == "/edgekv"
-    assert about["tiers"] == settled(served)["tiers"] and about["coverage"] == served.runtime.selection().coverage
+    assert about["store"] is None and about["tiers"] == settled(served)["tiers"] and about["coverage"] == served.runtime.selection().coverage
 
 
 def test_metrics_are_read_by_prometheus(served):
@@ -128,23 +127,6 @@ def test_speeds_are_tokens_of_a_stretch_over_its_seconds(served):
     assert not past.add(now)
     assert past.add(replace(now, taken=now.taken + 2, n_tokens=now.n_tokens + 80))
     assert past.points[0].tokens_per_second == 40
-
-
-def test_store_and_pauses_are_shown_where_they_are_known(served):
-    from edgekv.server.shown import StoreFigures
-
-    assert served.get("/props")["edgekv"]["store"] is None and not [name for name, _ in exposed(served) if name.startswith("edgekv_store")]
-    served.figures.store = lambda: StoreFigures(100, 1000, 50, 5000, 3, 7, 2, 1234)
-    counted = served.figures.traffic
-    served.figures.traffic = lambda: replace(counted(), worst_gap=0.25)
-    try:
-        time.sleep(0.05)
-        found = exposed(served)
-        assert found["edgekv_store_tokens_total", ()] == 1234 and found["edgekv_store_hits_total", ()] == 7
-        assert found["edgekv_worst_gap_seconds", ()] == 0.25 and found["edgekv_tier_used_bytes", (("tier", "store_disk"),)] == 50
-        assert served.get("/props")["edgekv"]["store"]["n_hits"] == 7
-    finally:
-        served.figures.store, served.figures.traffic = None, counted
 
 
 def test_every_metric_is_documented():

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.clients import send, until
 from support.local_server import ask, complete, exposed, options, settled
 
+from edgekv._native import http_server as native
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server import metrics
 from edgekv.server.server import Server
@@ -23,16 +24,17 @@ TWINS = {"vllm:num_requests_running": "edgekv_requests_running", "vllm:num_reque
 # ---- the store -----------------------------------------------------------------------------------------------------------------
 
 
-def test_what_goes_wrong_in_the_store_is_counted():
+def test_what_happens_in_the_store_is_counted():
     figures = StoreFigures(1, 2, 3, 4, 5, 6, 7, 8, n_waiting_writes=9, n_dropped=10, ram_evicted=11, disk_evicted=12, disk_refused=13,
                            remote_refused=14, disk_outages=15, remote_outages=16)
     text = metrics.text(Shown(Served("m", 1, 1, 1), store=figures))
     found = {(sample.name, sample.labels.get("place") or sample.labels.get("tier")): sample.value
              for family in text_string_to_metric_families(text) for sample in family.samples}
-    assert {at: found[at] for at in found if at[0].startswith(("edgekv_store", "edgekv_tier_errors")) and at[1]
-            or at[0] in ("edgekv_store_waiting_writes", "edgekv_store_dropped_total")} == {
-        ("edgekv_store_waiting_writes", None): 9, ("edgekv_store_dropped_total", None): 10, ("edgekv_store_evicted_total", "ram"): 11,
-        ("edgekv_store_evicted_total", "disk"): 12, ("edgekv_store_refused_total", "disk"): 13, ("edgekv_store_refused_total", "remote"): 14,
+    assert {at: found[at] for at in found if at[0].startswith(("edgekv_store", "edgekv_tier_errors"))} == {
+        ("edgekv_store_blocks", None): 5, ("edgekv_store_hits_total", None): 6, ("edgekv_store_misses_total", None): 7,
+        ("edgekv_store_tokens_total", None): 8, ("edgekv_store_waiting_writes", None): 9, ("edgekv_store_dropped_total", None): 10,
+        ("edgekv_store_evicted_total", "ram"): 11, ("edgekv_store_evicted_total", "disk"): 12,
+        ("edgekv_store_refused_total", "disk"): 13, ("edgekv_store_refused_total", "remote"): 14,
         ("edgekv_tier_errors_total", "disk"): 15, ("edgekv_tier_errors_total", "remote"): 16,
         ("edgekv_store_outages_total", "disk"): 15, ("edgekv_store_outages_total", "remote"): 16}
 
@@ -53,7 +55,9 @@ def test_a_store_that_fails_says_so(synthetic, tmp_path):
         server.prefixes.flush()
         settled(server)
         until(lambda: exposed(server)["edgekv_store_waiting_writes", ()] == 0)
-        assert exposed(server)["edgekv_tier_errors_total", (("tier", "disk"),)] == 0
+        found, kept = exposed(server), server.prefixes.figures()
+        assert found["edgekv_tier_errors_total", (("tier", "disk"),)] == 0 < kept.disk_bytes
+        assert [found["edgekv_tier_used_bytes", (("tier", f"store_{place}"),)] for place in ("ram", "disk")] == [kept.ram_bytes, kept.disk_bytes]
         for path in sorted(folder.rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
         folder.rmdir()
@@ -109,6 +113,7 @@ def test_each_wait_is_counted_once(served):
         for answer in answers:
             answer.result()
     settled(served)
+    assert exposed(served)["edgekv_worst_gap_seconds", ()] == native.pacing().worst_gap_s > 0
     found = {name: histogram(families(served)[name]) for name in before}
     grown = {name: (found[name][1] - before[name][1], found[name][2] - before[name][2]) for name in before}
     assert grown["edgekv_queue_time_seconds"][0] == grown["edgekv_time_to_first_token_seconds"][0] == n_answers

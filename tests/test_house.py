@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/prefix_cache": 3_591,
     "tests/proof": 208,
     "tests/runtime": 6_943,
-    "tests/server": 9_290,
+    "tests/server": 9_234,
     "tests/support": 3_815,
     "tests/templates": 153,
     "tests/tiering": 1_220,

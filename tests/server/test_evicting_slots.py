@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.clients import CHAT, post, send
+from support.clients import send
 from support.prefix_server import ask, conversation, n_read, serve
 from support.resident import resident_bytes
 
@@ -172,20 +172,6 @@ def test_a_state_of_a_slot_comes_back_beside_others(long_ones, tmp_path):
         assert send(server.url, "/slots/0?action=restore", {"filename": "one"}).status == 200
         again = ask(server, prompt, 8, id_slot=0)
         assert n_read(again) == 1 and again["tokens"] == first["tokens"] and by_slot(server)[1] == other
-
-
-def test_chats_of_the_default_settings(synthetic):
-    """As `edgekv serve --kv evict --evict-to 256 --parallel 2`: two chats at once, far longer than what is kept."""
-    with serve(synthetic("llama"), {"mode": "evict", "evict_to": KEEP}, store=None, n_ctx=None, n_slots=2) as server, ThreadPoolExecutor(2) as pool:
-        def chat(number: int) -> int:
-            messages = []
-            for turn in range(8):
-                messages += [{"role": "user", "content": f"{number}{turn}" * 40}]
-                messages += [post(server.url, CHAT, {"messages": messages, "max_tokens": 30, "temperature": 0})["choices"][0]["message"]]
-            return len(messages)
-
-        assert list(pool.map(chat, range(2))) == [16, 16]
-        assert server.runtime.memory().n_cells_used <= 2 * KEEP and np.sum([slot["n_positions"] for slot in by_slot(server)]) > 4 * KEEP
 
 
 @pytest.mark.parametrize("option", ["--kv-unified", "-kvu"])

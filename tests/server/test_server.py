@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-import openai
 import pytest
 from support import vision
 from support.clients import until
 from support.contexts import Context
+from support.stub import write_stub
 
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, EXIT_RUNTIME, EXIT_USAGE, ConfigError, DoesNotFit, EdgeKVError, ModelError
@@ -189,25 +189,6 @@ def test_its_context_is_tiered(tiny, mode):
     assert server.runtime is None
 
 
-@pytest.mark.parametrize("n_slots", [1, 2])
-def test_mode_sparse_answers_each_client_from_its_own_context(default_model, n_slots):
-    sparse = KvOptions(mode=KvMode.SPARSE, sample_budget=1000, exact_tokens=64)
-    numbers = {"Maria": "4711", "Peter": "8256"}
-    with Server(options(default_model, n_ctx=1024, kv=sparse, n_slots=n_slots)) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-        def ask(name: str) -> str:
-            fact = f"The lucky number of {name} is"
-            text = f"{fact} {numbers[name]}. {'The weather is fine today, and the river is calm. ' * 25} {fact}"
-            return client.completions.create(model="any", prompt=text, max_tokens=8, temperature=0).choices[0].text
-
-        with ThreadPoolExecutor(2) as pool:  # with one slot they wait for each other
-            answers = list(pool.map(ask, numbers))
-        attached = server.runtime
-        assert 0.2 < attached.selection().attended < 0.8
-    assert [number in answer for number, answer in zip(numbers.values(), answers)] == [True, True], answers
-
-
 # ---- what can go wrong ------------------------------------------------------------------------------------------------------
 
 
@@ -314,6 +295,14 @@ def test_extra_options_that_cannot_be(tiny, extra, native):
     with pytest.raises(ConfigError) as caught:
         Server(options(tiny, extra=extra)).start()
     assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_does_not_parse_is_the_models_fault(tmp_path: Path) -> None:
+    model = write_stub(tmp_path / "stub.gguf", "hello", "{% if x %}hello")
+    with pytest.raises(ModelError, match="chat template does not parse: .*; `edgekv serve MODEL -- --chat-template NAME` takes another"):
+        Server(ServerOptions(model, n_ctx=512, n_threads=1)).start()
+    with Server(ServerOptions(model, n_ctx=512, n_threads=1, extra=("--chat-template", "chatml"))) as server:
+        assert server.url
 
 
 @pytest.mark.parametrize("name", server_options._BESIDE_OURS)

@@ -50,7 +50,7 @@ BUDGETS = {
     "tests/architectures": 918,
     "tests/arrays": 411,
     "tests/bench": 1_242,
-    "tests/cli": 3_663,
+    "tests/cli": 3_634,
     "tests/config": 278,
     "tests/lab": 2_244,
     "tests/models": 719,

@@ -6,13 +6,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import click
 import pexpect
 import pytest
 from click.testing import CliRunner
+from support.command_lines import commands
 from support.prefix_rows import conversation
 from support.program import CONTROL, EDGEKV
 from support.stores import open_store, save
@@ -128,16 +128,8 @@ def test_texts_are_those_there_are():
 
 
 def test_every_option_with_values_exists():
-    names = {name for command in _commands(cli) for parameter in command.params for name in parameter.opts}
+    names = {name for _, command in commands() for parameter in command.params for name in parameter.opts}
     assert set(OF_OPTION) <= names
-
-
-def _commands(command: click.Command) -> Iterator[click.Command]:
-    yield command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            yield from _commands(command.get_command(context, name))
 
 
 # ---- in the shells --------------------------------------------------------------------------------------------------------------

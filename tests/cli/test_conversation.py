@@ -43,12 +43,6 @@ def test_a_refused_message_is_kept(paper, conversation, entry, error, sentence):
     assert conversation.send(lambda piece: None).text == "fine" and roles(conversation) == "sua"
 
 
-def test_a_server_that_is_gone(paper, conversation):
-    paper.close()
-    with pytest.raises(EdgeKVError):
-        say(conversation, "hi")
-
-
 def test_an_interrupted_answer_stays_as_far_as_it_came(paper, conversation):
     paper.script = [[text("one "), text("two "), text("three")], [text("fine")]]
     answer = say(conversation, "count", interrupt_at("two "))

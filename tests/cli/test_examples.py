@@ -43,11 +43,3 @@ def test_a_wrong_example_is_seen(line):
         return False
 
     assert any(refused(words) for words in calls(line))
-
-
-def test_calls_are_found():
-    assert calls("edgekv chat") == [["chat"]]
-    assert calls('git diff | edgekv chat -p "Review this:"   # once') == [["chat", "-p", "Review this:"]]
-    assert calls('EDGEKV_KV=off edgekv chat "$(edgekv models path SmolLM2)" > answer') == [
-        ["models", "path", "SmolLM2"], ["chat", "$(edgekv models path SmolLM2)"]]
-    assert calls("edgekvx; echo edgekv") == []

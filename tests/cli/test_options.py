@@ -128,13 +128,6 @@ def test_the_file_goes_behind_the_other_of_the_two(of_file):
     assert found == [values[of_file][1], values[other][1], values[other][1]]
 
 
-def test_gpu_memory_from_the_environment():
-    variables = {"EDGEKV_KV_VRAM": "1GiB", "EDGEKV_ATTENTION_DEVICE": "cpu"}
-    kv = parse(**variables)["kv"]
-    assert (kv.placement.kv_vram, kv.placement.attention_device) == (1 << 30, "cpu")
-    assert parse("--kv-vram", "auto", "--attention-device", "auto", **variables)["kv"] == KvOptions(mode=MEASURED)
-
-
 @pytest.mark.parametrize("values", [{"kv_vram": 0}, {"kv_vram": -1}, {"kv_vram": 1.5}, {"attention_device": "gpu"}, {"attention_device": "CUDA"},
                                     {"evict_to": "soon"}, {"evict_to": "0"}], ids=str)
 def test_values_that_are_not_allowed(values):

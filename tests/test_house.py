@@ -52,7 +52,7 @@ BUDGETS = {
     "tests/bench": 1_242,
     "tests/cli": 3_634,
     "tests/config": 278,
-    "tests/lab": 2_244,
+    "tests/lab": 2_217,
     "tests/models": 719,
     "tests/native": 1_706,
     "tests/planning": 1_419,

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import click
 import pytest
 from click.testing import CliRunner
+from support.browser import contrast
 from support.results import ENVIRONMENT, bench_rows, ladder_rows, quality_rows
 from support.servers import plan_document, serve_rows
 from support.traces import random_trace
@@ -95,6 +96,16 @@ def test_it_needs_nothing_from_elsewhere(full):
     assert not re.search(r"@import|url\((?!#)|<metadata", full.html)
     assert not full.tags & {"script", "link", "iframe", "object"}
     assert len(set(full.ids)) == len(full.ids)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_everything_stands_out_from_the_ground(full, theme):
+    """Of the page's colours, as WCAG 2 wants it for text and for lines; the grid is faint."""
+    assert {*re.findall("#[0-9a-f]{6}", full.html)} <= {colour for pair in drawing.VARIABLES.values() for colour in pair}
+    colours = {name: tuple(bytes.fromhex(pair[theme][1:])) for name, pair in drawing.VARIABLES.items()}
+    ground = colours.pop("paper")
+    assert (sum(ground) < 200) == theme
+    assert [name for name, colour in colours.items() if contrast(colour, ground) < (4.5 if name in ("ink", "muted", "blue") else 3)] == ["grid"]
 
 
 def test_tables_are_those_of_the_commands(full):

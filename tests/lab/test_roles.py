@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from edgekv.common.errors import ConfigError
 from edgekv.lab.heads.roles import MIN_STEPS, ROLES, UNKNOWN, Role, RoleMeter, of_steps
 
 N_PAGES, N_STEPS = 64, 12
@@ -80,8 +79,3 @@ def test_few_pages(n_pages):
     profile = meter.profile()
     assert profile.sink[0, 0] + profile.recent[0, 0] + profile.middle[0, 0] == pytest.approx(1)
     assert profile.roles()[0, 0] != UNKNOWN
-
-
-def test_refuses():
-    with pytest.raises(ConfigError, match="negative"):
-        RoleMeter(1, 1, recent_pages=-1)

@@ -15,8 +15,6 @@ from enum import Enum
 import numpy as np
 from msgspec import Struct
 
-from edgekv.common.errors import ConfigError
-
 SINK_PAGES = 1
 """Pages at the start that count as first: the sink is one token, or the few first tokens of a chat template."""
 
@@ -121,8 +119,6 @@ class RoleMeter:
     kept."""
 
     def __init__(self, n_layers: int, n_heads: int, sink_pages: int = SINK_PAGES, recent_pages: int = RECENT_PAGES):
-        if sink_pages < 0 or recent_pages < 0:
-            raise ConfigError(f"{sink_pages} first and {recent_pages} recent pages: neither number can be negative")
         self.sink_pages, self.recent_pages = sink_pages, recent_pages
         self.n_steps = 0
         self._sums = np.zeros((4, n_layers, n_heads))  # sink, recent, middle, and the middle's few best pages

@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, structs
-from msgspec.structs import force_setattr
+from msgspec import Struct, convert, structs
 
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.pages.shape import PageShape
@@ -83,10 +82,6 @@ class TraceHeader(Struct, frozen=True):
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        for name in ("layers", "groups"):
-            force_setattr(self, name, tuple(getattr(self, name)))
-        force_setattr(self, "exists", tuple(tuple(bool(e) for e in heads) for heads in self.exists))
-        force_setattr(self, "rope", None if self.rope is None else tuple(self.rope))
         lengths = {len(self.layers), len(self.groups), len(self.exists)}
         if len(lengths) > 1 or {len(heads) for heads in self.exists} - {self.n_heads}:
             raise ConfigError(f"a trace of {len(self.layers)} layers must have as many groups, and {self.n_heads} heads for each")
@@ -188,8 +183,8 @@ class TraceFile:
             raise ConfigError(f"{self.path} is a trace of version {version} and this EdgeKV reads version {VERSION}; "
                               "record it again")
         try:
-            return TraceHeader(**{name: value for name, value in values.items() if name != "format"})
-        except (TypeError, ConfigError) as error:
+            return convert(values, TraceHeader)
+        except ValueError as error:
             raise ConfigError(f"{self.path} is damaged: {error}; record the trace again") from None
 
     def chunk(self, kind: str, start: int) -> np.ndarray:

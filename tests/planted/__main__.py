@@ -22,7 +22,7 @@ from .fault import Fault  # noqa: E402
 from .making import Place, environment, planted  # noqa: E402
 from .native_faults import NATIVE  # noqa: E402
 from .python_faults import PYTHON  # noqa: E402
-from .rooms import ROOMS  # noqa: E402
+from .rooms import ROOMS, gone  # noqa: E402
 from .running import Ran, run  # noqa: E402
 
 NUMBERS = {fault: number for number, fault in enumerate(NATIVE, 1)}
@@ -113,6 +113,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the tests too
     given.folder.mkdir(parents=True, exist_ok=True)
     rows = {row["fault"]: row for row in csv.DictReader(given.table.open())} if given.goes_on and given.table.is_file() else {}
+    rows = {name: row for name, row in rows.items() if not gone([row["test"].removeprefix("tests/")])}  # the others are asked again
     suite, began = Suite(given.folder.resolve(), given.limit), time.monotonic()
     for fault in sorted(chosen, key=cost):
         before = rows.get(fault.name, {}).get("outcome")

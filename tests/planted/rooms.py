@@ -1,5 +1,10 @@
 """The tests of each room, those that cost least first: paths in tests/, or one test."""
 
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent
 KERNELS, DEVICE = "native/test_kernels.py", "native/test_device.py"
 
 ROOMS: dict[str, tuple[str, ...]] = {
@@ -14,7 +19,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "lab heads": ("lab/test_roles.py", "lab/test_heads.py"), "report": ("lab/test_report.py",), "bench": ("bench/test_fields.py", "bench/test_bench.py"),
     "traces": ("lab/test_trace.py", "lab/test_sim.py"), "lab sim": ("lab/test_sim.py", "lab/test_sim_live.py"),
     "cli": ("cli/test_tables.py", "cli/test_options.py", "bench/test_bench_command.py"), "chat pins": ("cli/test_pins.py", "cli/test_conversation.py"),
-    "observers": ("runtime/test_observation.py",), "tokens": ("runtime/test_tokens.py", "runtime/test_snapshots.py", "server/test_saving.py"),
+    "observers": ("runtime/test_observation.py",),
+    "tokens": ("runtime/test_tokens.py", "runtime/test_identity.py", "runtime/test_snapshots.py", "server/test_saving.py"),
     "kept prompts": ("server/test_cache_requests.py",), "media": ("server/test_media_hosts.py",), "sites": ("server/test_sites.py",),
     "fetching": ("server/test_fetching.py", "server/test_expected.py"), "readings": ("server/test_saving.py", "server/test_prefixes.py"),
     "figures": ("server/test_figures.py", "server/test_page.py"),
@@ -39,3 +45,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     **{f"cuda {name}": (f"{DEVICE}::test_program[test_{file}_device]",)
        for name, file in {"sight": "sight", "hot rows": "hot_rows", "attend": "attend"}.items()},
 }
+
+
+def gone(tests: Iterable[str]) -> list[str]:
+    """Those of these tests, or files and folders of tests, that there are not: by path in tests/ and name. What stands in brackets only a run knows."""
+    def is_there(test: str) -> bool:
+        path, _, name = test.partition("::")
+        file = TESTS / path
+        return re.search(rf"^def {re.escape(name.partition('[')[0])}\(", file.read_text(), re.M) is not None if name and file.is_file() else file.exists()
+
+    return [test for test in tests if not is_there(test)]

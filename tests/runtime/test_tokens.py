@@ -97,6 +97,13 @@ def test_a_part_of_a_block_takes_the_place_of_what_was_there(synthetic):
             run.tokens.put(3, 0, first, range(256), BLOCK, 0) or run.tokens.put(3, 256, second, range(256), BLOCK, 0)
 
 
+def test_tokens_are_counted_up_to_the_first_gap(synthetic):
+    with attached(synthetic("llama"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
+        read(context, 0, 300)
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 100, 110)
+        assert run.cells.stream().positions[run.tokens.cells_of(0, 300)].tolist() == list(range(100))
+
+
 def test_steps_that_sample_label_their_cells(synthetic):
     options = KvOptions(**SPARSE | {"exact_tokens": 512, "sample_budget": 4.0})
     with attached(synthetic("llama", dtype="f32"), options, n_ctx=2048) as (context, run):

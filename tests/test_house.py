@@ -60,7 +60,7 @@ BUDGETS = {
     "tests/policies": 704,
     "tests/prefix_cache": 3_591,
     "tests/proof": 208,
-    "tests/runtime": 6_950,
+    "tests/runtime": 6_984,
     "tests/server": 9_234,
     "tests/support": 3_815,
     "tests/templates": 153,

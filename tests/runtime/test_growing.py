@@ -16,6 +16,8 @@ from edgekv.common.errors import DoesNotFit
 from edgekv.config import KvOptions
 from edgekv.planning.available import available_bytes
 
+import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere llama.cpp allocates the cache")
 
 MIB = 1 << 20
@@ -258,3 +260,16 @@ def test_a_shift_and_a_copy_are_those_of_all_rows(synthetic, types):
         assert done.returncode == 0, done.stderr
         logits.append(np.array(json.loads(done.stdout.splitlines()[-1])))
     np.testing.assert_allclose(logits[0], logits[1], atol=2e-2 if types else 1e-3)
+
+
+def test_a_copy_of_a_copy_has_its_rows(synthetic):
+    """Copies wait for the next ubatch, and the sequence between is gone by then."""
+    with attached(synthetic("llama"), n_ctx=4 * 512, unified=False) as (context, run):
+        context.decode([260 + i % 90 for i in range(200)], range(200), [0] * 200)
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 2, -1, -1)
+        llama_cpp.llama_memory_seq_cp(context.memory, 2, 3, -1, -1)
+        llama_cpp.llama_memory_seq_rm(context.memory, 2, -1, -1)
+        context.decode([270], [200], [3])
+        for rows_of in (run.cells.keys, run.cells.values):
+            for layer in range(2):
+                np.testing.assert_array_equal(rows_of(layer)[3, :200], rows_of(layer)[0, :200])

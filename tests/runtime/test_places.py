@@ -154,10 +154,10 @@ def test_a_full_cache_is_full_when_its_cells_are(synthetic):
 
 def test_a_refused_batch_leaves_no_trace(synthetic):
     """The search for cells is speculative: where the second half of a batch finds none, the first goes where it would have gone."""
-    with attached(synthetic("llama"), n_ctx=256, n_seq=2) as (context, run):
+    with attached(synthetic("llama"), n_ctx=256, n_seq=2, n_ubatch=64) as (context, run):
         read(context, 0, 20)
         read(context, 1, 20)
-        before = of(run)
+        before, clock = of(run), run.cells.stream().now
         batch = llama_cpp.llama_batch_init(230, 0, 1)
         batch.n_tokens = 230
         for i in range(230):
@@ -167,6 +167,7 @@ def test_a_refused_batch_leaves_no_trace(synthetic):
         llama_cpp.llama_batch_free(batch)
         for now, then in zip(of(run), before):
             np.testing.assert_array_equal(now, then)
+        assert not run.cells.stream().changed_since(clock).size
         read(context, 0, 10, 20)
         assert len(np.unique(cells_of(run, 0) // GROUP)) == 1 and mixed(run) == []
 

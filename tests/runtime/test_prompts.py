@@ -214,6 +214,7 @@ def test_each_stream_is_observed(synthetic):
     (first,), (second,), (both,) = alone
     assert (first[0], second[0], both[0]) == (16, 16, 32)
     assert first[2][..., : first[1]].any() and not first[2][..., first[1] :].any()
+    assert second[2][..., second[1] :].any() and not second[2][..., : second[1]].any()
     np.testing.assert_allclose(first[2] + second[2], both[2], atol=1e-3)
 
 

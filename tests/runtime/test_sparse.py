@@ -183,3 +183,20 @@ def test_a_policy_that_there_is_not_is_refused(synthetic):
     llama = open_model(synthetic("llama"))
     with pytest.raises(ConfigError, match="there is no prefetch 'soon'"):
         llama.kv.configure(llama.kv.options.with_(prefetch="soon"))
+
+
+def test_a_sample_is_that_of_its_own_stream(synthetic):
+    """Two conversations side by side, and then each in the other's stream: its queries, keys and positions draw the same rows."""
+    texts, lengths, found = np.random.default_rng(3).integers(260, 350, (2, 320)), np.array([300, 260]), []
+    for order in ([0, 1], [1, 0]):
+        with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(**SAMPLED | {"sample_budget": 20}), n_ctx=2 * 1024, n_seq=2, unified=False) as (
+                context, run):
+            for stream, text in enumerate(order):
+                context.decode(texts[text, : lengths[text]], range(lengths[text]), [stream] * lengths[text])
+            llama_cpp.llama_memory_seq_rm(context.memory, order[1], 16, 48)  # the pages behind begin at other positions than those of the other text
+            llama_cpp.llama_memory_seq_add(context.memory, order[1], 48, -1, -32)
+            ends = lengths - [0, 32]
+            steps = [context.decode(texts[order, 300 + step], ends[order] + step, [0, 1]) for step in range(8)]
+            assert run.selection().attended < 0.7
+        found.append(np.array(steps)[:, order])
+    np.testing.assert_array_equal(*found)

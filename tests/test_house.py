@@ -30,7 +30,7 @@ BUDGETS = {
     "edgekv/policies": 1_177,
     "edgekv/prefix_cache": 4_327,
     "edgekv/proof": 953,
-    "edgekv/runtime": 1_730,
+    "edgekv/runtime": 1_727,
     "edgekv/server": 5_768,
     "edgekv/tiering": 1_490,
     "findings": 1_470,

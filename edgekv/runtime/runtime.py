@@ -1,7 +1,4 @@
-"""A Runtime belongs to one llama_context: after each ubatch it runs the policy and calls the observers.
-
-`edgekv.runtime.attachments` says which contexts have one.
-"""
+"""A Runtime belongs to one llama_context, as `edgekv.runtime.attachments` says: after each ubatch it runs the policy and calls the observers."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ BUDGETS = {
     "tests/architectures": 918,
     "tests/arrays": 411,
     "tests/bench": 1_242,
-    "tests/cli": 3_634,
+    "tests/cli": 3_617,
     "tests/config": 278,
     "tests/lab": 2_211,
     "tests/models": 719,

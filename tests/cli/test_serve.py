@@ -4,7 +4,6 @@ import re
 import shutil
 import signal
 import subprocess
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,20 +174,15 @@ def test_serve(environment, edgekv, default_model, number, at_birth, tmp_path):
         server.wait()
 
 
-def test_serve_says_what_mode_sparse_has_and_what_types_cost_and_keeps_the_log_to_itself(environment, default_model, tmp_path):
-    variables = {**environment, "EDGEKV_KV": "sparse", "EDGEKV_SAMPLE_BUDGET": "16000", "XDG_CACHE_HOME": str(tmp_path)}
-    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "1024", "--parallel", "2", "-ctk", "q8_0", "-ctv", "q8_0", "--log-file",
-                               str(tmp_path / "log"), "--", "--no-ui"], env=variables, stderr=subprocess.PIPE, text=True)
-    try:
-        context, types, *said, last = islice(server.stderr, 6)
+def test_serve_says_what_mode_sparse_has_and_what_types_cost_and_keeps_the_log_to_itself(default_model, tmp_path):
+    with serving(tmp_path, "--ctx", "1024", "--parallel", "2", "-ctk", "q8_0", "-ctv", "q8_0", "--log-file", "log", "--", "--no-ui",
+                 EDGEKV_KV="sparse", EDGEKV_SAMPLE_BUDGET="16000") as served:
+        context, types, *said, last = served.lines
         assert context.endswith(": 1,024 tokens of context for each of 2 slots\n")
         assert types == "note: what a cache in q8_0/q8_0 costs this model is not measured; `edgekv lab quality --types` measures it once\n"
         assert said[0] == "  KV      sparse: sample budget 16,000, no arena\n" and said[1].startswith("  API ") and last == "Ctrl-C to stop\n"
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=60) == EXIT_OK and server.stderr.read() == "stopping\n"
-    finally:
-        server.kill()
-        server.wait()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(60) == EXIT_OK and served.process.stderr.read() == "stopping\n"
 
 
 def test_serve_lists_the_options_of_the_server_below(edgekv):

@@ -52,7 +52,13 @@ def run(program: str, folder: Path, *command: str) -> Any:
 
 
 OTHER_VERSION = """
-import sys
+import os, sys
+from edgekv.server.server import Server
+abandon = Server.abandon
+def left(server):
+    abandon(server)
+    os.write(2, b"the model's thread goes on")
+Server.abandon = left
 sys.path.insert(0, "other")
 from edgekv.cli.main import main
 main()
@@ -100,29 +106,12 @@ def test_what_a_chat_asks_its_server_with_is_imported_before_the_server_is_ready
 
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["chat", "-p", "Hello"]], ids=["serve", "chat"])
 def test_a_load_ends_where_the_versions_do_not_fit(command, default_model, tmp_path):
+    """What it says after its end reaches nobody."""
     other_version(tmp_path / "other")
     done = subprocess.run([sys.executable, "-c", OTHER_VERSION, *command], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
                           check=False)
-    assert done.returncode == AbiMismatch.exit_code and not done.stdout
+    assert done.returncode == AbiMismatch.exit_code and not done.stdout and "goes on" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("edgekv: llama-cpp-python 0.3.35 is installed")
-
-
-LEFT = """
-import os, sys
-from edgekv.server.server import Server
-abandon = Server.abandon
-def left(server):
-    abandon(server)
-    os.write(2, b"the model's thread goes on")
-Server.abandon = left
-""" + OTHER_VERSION
-
-
-def test_what_a_load_says_after_its_end_reaches_nobody(default_model, tmp_path):
-    other_version(tmp_path / "other")
-    done = subprocess.run([sys.executable, "-c", LEFT, "chat", "-p", "Hello"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=60, check=False)
-    assert done.returncode == AbiMismatch.exit_code and "goes on" not in done.stderr and "0.3.35 is installed" in done.stderr
 
 
 @pytest.mark.parametrize("mode", ["exact", "evict"])

@@ -31,7 +31,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_327,
     "edgekv/proof": 953,
     "edgekv/runtime": 1_727,
-    "edgekv/server": 5_768,
+    "edgekv/server": 5_765,
     "edgekv/tiering": 1_490,
     "findings": 1_470,
     "models": 2_258,

@@ -15,7 +15,7 @@ from edgekv.server.errands import Errands
 from edgekv.server.figures import Figures, collect
 from edgekv.server.history import History
 from edgekv.server.page_map import MapMaker
-from edgekv.server.shown import DecodeSpeed, Served, Shown, StoreFigures, TrafficFigures
+from edgekv.server.shown import DecodeSpeed, Served, Shown, TrafficFigures
 
 if TYPE_CHECKING:
     from edgekv.runtime.runtime import Runtime
@@ -37,14 +37,10 @@ AGAIN_S = 0.02
 
 class Publisher:
     """Publishes for one server. Call `begin` and `end` on the thread that starts and stops it, everything else on the decoding thread.
-
-    store, traffic: functions called for each set of figures; None: such figures are unknown. plan: called when work begins and ends.
-    """
+    plan: called when work begins and ends."""
 
     def __init__(self, served: Served, runtime: Callable[[], Runtime | None], prefixes: Callable[[], Prefixes | None],
                  plan: Callable[[], DecodeSpeed | None]):
-        self.store: Callable[[], StoreFigures | None] | None = lambda: None if (kept := prefixes()) is None else kept.figures()
-        self.traffic: Callable[[], TrafficFigures] | None = traffic
         self.shown = Shown(served)
         """The latest figures."""
         self.errands = Errands()
@@ -125,7 +121,8 @@ class Publisher:
             self._remember(figures, busy)
         if runtime is not None and figures is not None:
             self._draw(runtime, figures, busy)  # first, so that no map is older than the state beside it
-        self.shown = Shown(self.shown.served, figures, busy, self.store and self.store(), self.traffic and self.traffic(),
+        kept = self._prefixes()
+        self.shown = Shown(self.shown.served, figures, busy, None if kept is None else kept.figures(), traffic(),
                            tuple(self._conversations.of(figures)) if figures else (), self._conversations.seconds_saved, self._speed)
         self._publish(self.shown)
         self._n_steps_taken = self._n_steps

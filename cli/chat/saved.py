@@ -29,13 +29,8 @@ def read_text(path: Path) -> str:
     return data.decode("utf-8", "replace")
 
 
-def read_messages(path: Path) -> list[Message]:
-    """The messages in `path`, with only role and content. Raises EdgeKVError for a file that is not a saved conversation."""
-    return [{"role": message["role"], "content": message["content"]} for message in read_records(path)]
-
-
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The messages in `path` with all their keys. Raises as `read_messages`."""
+    """The messages in `path` with all their keys. Raises EdgeKVError for a file that is not a saved conversation."""
     problem = f"{path} is not a saved conversation"
     try:
         messages = json.loads(read_text(path))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
-from edgekv.cli.chat.saved import read_messages, read_records, write_messages
+from edgekv.cli.chat.saved import read_records, write_messages
 from edgekv.common.errors import BrokenOff, EdgeKVError
 
 if TYPE_CHECKING:
@@ -78,32 +78,13 @@ class Conversation:
         An answer that is interrupted or breaks off stays as far as it came. If there is none yet, or the prompt does not fit, the message goes back into
         the draft and the conversation is as before; ContextOverflow and EdgeKVError pass through.
         """
-        before, draft = list(self.turns), self.draft
-        try:
-            self.draft = Draft()
-            self.turns.append({"role": "user", "content": draft.content})
-            answer = self._answer(show)
-        except BaseException:
-            self.turns, self.draft = before, draft
-            raise
-        if answer.interrupted and not answer.text:
-            self.turns, self.draft = before, draft
-        return answer
+        return self._turn(show, [*self.turns, {"role": "user", "content": self.draft.content}], Draft())
 
     def regenerate(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         """Answer the last question again; the old answer stays if nothing new comes."""
         if not self.turns:
             raise EdgeKVError("there is no answer yet to make again")
-        before = list(self.turns)
-        try:
-            self.turns.pop()
-            answer = self._answer(show)
-        except BaseException:
-            self.turns = before
-            raise
-        if answer.interrupted and not answer.text:
-            self.turns = before
-        return answer
+        return self._turn(show, self.turns[:-1], self.draft)
 
     def undo(self) -> str:
         """Remove the draft's files, or else the last question and its answer; returns the file names or the question."""
@@ -118,6 +99,19 @@ class Conversation:
 
     def clear(self) -> None:
         self.turns, self.pinned, self.draft, self.last = [], [], Draft(), None
+
+    def _turn(self, show: Callable[[AnswerPiece], None], turns: list[Message], draft: Draft) -> ChatAnswer:
+        """The answer to these turns; what there was before comes back where there is none."""
+        before = self.turns, self.draft
+        try:
+            self.turns, self.draft = turns, draft
+            answer = self._answer(show)
+        except BaseException:
+            self.turns, self.draft = before
+            raise
+        if answer.interrupted and not answer.text:
+            self.turns, self.draft = before
+        return answer
 
     def _answer(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         texts: list[str] = []
@@ -154,7 +148,7 @@ class Conversation:
             raise EdgeKVError("there is nothing to save yet")
         if path.exists():
             try:
-                read_messages(path)
+                read_records(path)
             except EdgeKVError:
                 raise EdgeKVError(f"{path} exists and is not a saved conversation; choose another name") from None
         write_messages(path, self.records)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from edgekv.cli.chat.kept import Keeper, KeptChats
-from edgekv.cli.chat.saved import read_messages
+from edgekv.cli.chat.saved import read_records
 from edgekv.cli.chat.session import Conversation
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, ContextOverflow, EdgeKVError
 from edgekv.prefix_cache.settings import default_folder
@@ -30,7 +30,7 @@ class Talk(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.resumed is not None:
-            read_messages(self.kept.path(self.resumed))  # before a model is loaded
+            read_records(self.kept.path(self.resumed))  # before a model is loaded
 
     @property
     def keeping(self) -> bool:

@@ -7,7 +7,7 @@ import re
 import secrets
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from platformdirs import user_data_path
@@ -15,6 +15,9 @@ from platformdirs import user_data_path
 from edgekv.cli.chat.saved import read_records, write_messages
 from edgekv.cli.chat.session import Conversation
 from edgekv.common.errors import EdgeKVError
+
+if TYPE_CHECKING:
+    from edgekv.cli.chat.views import ServerView
 
 _ENDING = ".json"
 _NAME_WORDS, _NAME_LETTERS = 5, 40
@@ -89,7 +92,7 @@ class KeptChats:
         found = next(iter(read_records(self.path(name))), {}).get(_ID)
         return found if isinstance(found, str) and _ID_LETTERS.fullmatch(found) else None
 
-    def remove(self, name: str, rows: KeepsRows) -> None:
+    def remove(self, name: str, rows: ServerView) -> None:
         """Remove a conversation with its K and V. Raises EdgeKVError."""
         path = self.path(name)
         try:
@@ -124,20 +127,10 @@ class KeptChats:
             return path
 
 
-class KeepsRows(Protocol):
-    """Keeps K and V of conversations."""
-
-    def converse(self, conversation: str) -> None:
-        """Keep K and V for this conversation from now on."""
-
-    def forget(self, conversation: str) -> None:
-        """Remove the K and V that only this conversation has. Raises EdgeKVError."""
-
-
 class Keeper:
     """Writes one conversation after each turn, where it is to be kept."""
 
-    def __init__(self, conversation: Conversation, kept: KeptChats, rows: KeepsRows, keeping: bool = True):
+    def __init__(self, conversation: Conversation, kept: KeptChats, rows: ServerView, keeping: bool = True):
         self.kept = kept
         self.conversation, self.keeping = conversation, keeping
         self._rows = rows

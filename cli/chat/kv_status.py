@@ -62,8 +62,7 @@ class KvWatch:
             return replace(status, kept=(memory.n_cells_used, attached.n_positions))
         if attached.mode is not KvMode.SPARSE:
             return status
-        return KvStatus(status.mode, status.used_bytes, status.total_bytes, status.n_ctx,
-                        attached.selection().since(self._before), attached.tiers())
+        return replace(status, selection=attached.selection().since(self._before), tiers=attached.tiers())
 
 
 def mode_text(attached: Runtime) -> str:

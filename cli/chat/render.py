@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, ConsoleDimensions
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -23,6 +23,9 @@ from edgekv.cli.common.progress import Lines, ReadingBar
 from edgekv.common.errors import ContextOverflow
 from edgekv.common.reports import SelectionReport
 from edgekv.common.units import duration, rough_percent, size, size_of
+
+if TYPE_CHECKING:
+    from edgekv.cli.chat.views import ServerView
 
 BAR_FROM_TOKENS = 512
 """Prompts with fewer tokens to read get no progress bar, which would flicker."""
@@ -42,18 +45,10 @@ Part = list[tuple[int, str]]
 _LAST = 9
 
 
-class KvSource(Protocol):
-    """The source of the footer's KV figures: a `ServerView`."""
-
-    def begin(self) -> None: ...
-
-    def status(self, n_used: int) -> KvStatus: ...
-
-
 class Renderer:
     """Shows one turn after the other. Plain text where a stream is not a terminal; no styles with NO_COLOR."""
 
-    def __init__(self, kv: KvSource | None, footer: bool, plain: bool = False):
+    def __init__(self, kv: "ServerView | None", footer: bool, plain: bool = False):
         """kv: None: it is set before the first turn. plain: answers are shown as they come, on a terminal too."""
         self.kv = kv
         self._footer = footer

@@ -92,7 +92,7 @@ def check_types(model: Geometry, cache: CacheOptions) -> None:
     for name, kind in (("K", cache.type_k.value), ("V", cache.type_v.value)):
         if odd := model.not_held(kind, name == "V"):
             raise ConfigError(f"{kind} keeps {name} in blocks of {block_numbers(kind)} numbers, and a head of {model.path.name} has {odd}; "
-                              f"use --type-{name.lower()} f16")
+                              f"use --cache-type-{name.lower()} f16")
 
 
 def page_bytes(model: Geometry, cache: CacheOptions) -> int:

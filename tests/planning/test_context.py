@@ -208,9 +208,9 @@ def test_a_type_that_cannot_hold_the_heads_is_refused(synthetic, kinds):
     """80 numbers are no whole blocks of 32. Each way to open a model asks here, and llama.cpp would say only that there is no context."""
     path = synthetic("llama", head_dim=80)
     name, kind = next(iter(kinds.items()))
-    sentence = f"{kind} keeps {name[-1].upper()} in blocks of 32 numbers, and a head of {path.name} has 80; use --type-{name[-1]} f16"
-    with pytest.raises(ConfigError, match=re.escape(sentence)):
+    sentence = f"{kind} keeps {name[-1].upper()} in blocks of 32 numbers, and a head of {path.name} has 80; use "
+    with pytest.raises(ConfigError, match=re.escape(f"{sentence}--cache-type-{name[-1]} f16")):
         choose_context(request(open_model(path), EXACT.with_(**kinds), 512))
-    with pytest.raises(ConfigError, match=re.escape(sentence)):
+    with pytest.raises(ConfigError, match=re.escape(f'{sentence}{name}="f16"')):
         Llama(str(path), n_ctx=512, verbose=False, **kinds)
     assert geometry(path).holds("f16") and not geometry(path).holds("q4_0")

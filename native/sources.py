@@ -1,4 +1,5 @@
-"""Writes a header with the digest of all sources that compute, or change how llama.cpp does: sources.py OUTPUT.h
+"""Writes a header with the digest of all sources that compute, or change how llama.cpp does: sources.py OUTPUT.h. Beside it OUTPUT.txt has the
+digest alone, for a plug-in of GPU libraries.
 
 Rows that one version of the kernels computed are not taken for those of another, and nobody has to raise a number for that.
 """
@@ -23,10 +24,10 @@ def digest() -> str:
 
 
 def main(output: str) -> None:
-    text = f'#define EDGEKV_SOURCES "{digest()}"\n'
-    path = Path(output)
-    if not path.is_file() or path.read_text() != text:
-        path.write_text(text)
+    found = digest()
+    for path, text in ((Path(output), f'#define EDGEKV_SOURCES "{found}"\n'), (Path(output).with_suffix(".txt"), f"{found}\n")):
+        if not path.is_file() or path.read_text() != text:
+            path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ endfunction()
 # edgekv_cuda_rpath(VERSION TOOLKIT OUT): where a library in PACKAGES/edgekv/lib looks for CUDA's beside itself
 #   version  of the toolkit
 #   toolkit  folder of this machine's toolkit, which the loader need not know; empty: the build is for other machines too
-# sets OUT in the caller: pip's packages of that version in the same environment, then the toolkit
+# sets OUT in the caller: pip's packages of that version in the same environment, then the toolkit. In a plug-in's folder ggml's libraries are the
+# package's.
 function(edgekv_cuda_rpath version toolkit out)
     string(REGEX MATCH "^[0-9]+" major "${version}")
     if(major GREATER_EQUAL 13)
@@ -27,7 +28,7 @@ function(edgekv_cuda_rpath version toolkit out)
     else()
         set(folders nvidia/cuda_runtime nvidia/cublas)
     endif()
-    set(found "$ORIGIN")
+    set(found "$ORIGIN" "$ORIGIN/../../edgekv/lib")
     foreach(folder IN LISTS folders)
         list(APPEND found "$ORIGIN/../../${folder}/lib")
     endforeach()

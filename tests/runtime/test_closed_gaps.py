@@ -7,7 +7,6 @@ from support.decoding import kld
 from support.evicting import ONE, TOLERANCE, Chat, evict
 
 from edgekv import _native
-from edgekv._native import testing
 from edgekv.config import KvOptions
 from edgekv.runtime.runtime import Runtime
 
@@ -80,20 +79,6 @@ def test_nothing_is_rotated_by_a_position_out_of_range(synthetic):
         assert of_text[0] == 0 and list(of_text.values()) == sorted(set(of_text.values())), "in their order, below the bound"
 
 
-def test_a_sequence_goes_back_behind_a_closed_gap(synthetic):
-    """The tokens after the rewind are rotated as those that follow what is left: as in a context that never had more."""
-    path = synthetic("llama")
-    with attached(path, evict(256, positions=ALWAYS), n_ctx=4096, n_seq=1, n_batch=64, n_ubatch=64) as (context, run):
-        chat = Chat(context, run)
-        for _ in range(20):
-            chat.feed(chat.tokens(64))
-        for back in (1250, 1100, 100):
-            chat.rewind(back)
-            for n in (1, 16, 64, 1):
-                assert np.isfinite(chat.feed(chat.tokens(n))).all()
-            assert llama_cpp.llama_memory_seq_pos_max(context.memory, 0) == chat.position - 1 == back + 81
-
-
 def test_states_carry_what_is_closed(synthetic):
     """A state goes on as its context did: in the same context, and in one whose gaps stay. A context that knows no gaps turns its keys back."""
     path = synthetic("llama")
@@ -125,16 +110,3 @@ def test_states_carry_what_is_closed(synthetic):
         assert found.keys() - {1280} == unturned.keys()
         for position, key in unturned.items():
             np.testing.assert_allclose(found[position], key, atol=0.02 * np.abs(key).max())
-
-
-def test_sketches_follow(synthetic):
-    """The bounded context samples in mode sparse: sketches are those of the keys as they are."""
-    with attached(synthetic("llama"), evict(1024, positions=ALWAYS), n_ctx=8192, **ONE) as (context, run):
-        chat = Chat(context, run)
-        for _ in range(10):
-            chat.feed(chat.tokens(128))
-        run.configure(run.options.with_(mode="sparse", exact_tokens=0))
-        for n in (1, 1, 128, 1, 128, 1, 1):
-            assert np.isfinite(chat.feed(chat.tokens(n))).all()
-            found = testing.check(run._native_handle())
-            assert found.n_groups_wrong == 0 and found.n_groups > 0

@@ -67,6 +67,8 @@ def test_what_stock_raises_is_caught_as_there(synthetic, tmp_path):
     ({"kv": "sparse", "kv_budget": "64 potatoes"}, "kv_budget is '64 potatoes'"),
     ({"kv": "evict", "embedding": True}, "leave embedding out"),
     ({"kv": "off", "mode": "exact"}, "kv and mode are one option"),
+    ({"kv": "fast"}, "there is no KV mode 'fast'; use one of: exact, sparse, evict, off"),
+    ({"type_k": "q3"}, "there is no K cache type 'q3'; use one of: f16, q8_0, q4_0"),
     ({"n_ctx": -5}, "n_ctx is -5; it must be a number of tokens, at least 0"),
     ({"n_ctx": "512"}, "n_ctx is '512'; it must be a number of tokens"),
     ({"n_batch": 0}, "n_batch is 0; it must be a number of tokens, at least 1"),

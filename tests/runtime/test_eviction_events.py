@@ -14,37 +14,6 @@ from edgekv.runtime import attachments
 import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
 
 
-def test_rewinding_and_state_files_bring_back_what_they_change(synthetic):
-    options = KvOptions(mode="evict", evict_to=128, policy="ema+anchor+recent", split="uniform", recent_tokens=16)
-    with attached(synthetic("llama"), KvOptions(mode="exact"), n_ctx=1024, **ONE) as (context, run):
-        chat = Chat(context, run)
-        for _ in range(4):
-            chat.feed(chat.tokens(128))
-        state, probe = context.save(), chat.tokens(1)
-        expected = chat.feed(probe)
-        run.configure(options)
-        for _ in range(33):
-            chat.feed(chat.tokens(1))
-        assert dropped(run).any() and len(chat.positions()) < 512
-        lost = set(range(512)) - chat.positions()
-        gap = max(lost) + 1
-        chat.rewind(512)
-        assert np.isfinite(chat.feed(chat.tokens(20))).all()
-        chat.rewind(gap)  # to a position whose neighbour is gone
-        assert np.isfinite(chat.feed(chat.tokens(1))).all() and gap in chat.positions()
-        context.load(state)
-        chat.position = 512
-        found = chat.feed(probe)
-        assert not dropped(run)[:, :, :32].any() and chat.positions() == set(range(513))
-        np.testing.assert_array_equal(expected, found)
-        for _ in range(20):
-            chat.feed(chat.tokens(1))
-        assert dropped(run).any(), "and then it begins anew"
-        chat.rewind(0)
-        chat.feed(chat.tokens(1))
-        assert not dropped(run).any() and run.memory().n_cells_used == 1
-
-
 @pytest.mark.parametrize(("seed", "bounded"), [(0, True), (1, True), (2, False)])
 def test_random_events(synthetic, monkeypatch, caplog, seed: int, bounded: bool):
     """A head attends a page if it sees a cell of it and has not dropped the page since one of its cells changed."""

@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import decoding
-from support.contexts import attached
 from support.decoding import N_PROMPT, kld, open_model, step_logits, tokens_and_steps, top_gap
 
 from edgekv import Llama
 from edgekv.common.errors import EdgeKVError
-from edgekv.config import KvOptions
 from edgekv.measure.decoder import Decoder
 
 Q8_0 = {"type_k": "q8_0", "type_v": "q8_0"}
@@ -99,41 +97,6 @@ def test_what_cannot_be_served_runs_stock_and_says_so(synthetic, kind: str, opti
     stock = step_logits(llama, prompt, steps, "off")
     assert (stock == step_logits(llama, prompt, steps, "exact")).all()
     assert llama.kv.stats.n_ubatches_hooked == 0
-
-
-def test_a_failed_mode_change_says_what_is_allowed(synthetic):
-    from edgekv.common.errors import ConfigError
-
-    llama = open_model(synthetic("llama"))
-    with pytest.raises(ConfigError, match="use one of: exact, sparse, evict, off"):
-        llama.kv.mode = "sparse-ish"
-    assert llama.kv.mode == "exact"
-
-
-@pytest.mark.parametrize("unified", [True, False])
-@pytest.mark.parametrize("kind", ["llama", "deepseek32"])
-def test_several_sequences(synthetic, kind: str, unified: bool):
-    """Each token sees its own sequence only, whatever else lies in the cache."""
-    shape, n_prompts = ({"n_head": 6}, 3) if kind == "llama" else ({"n_layer": 1, "n_top_k": 60}, 0)  # stock nodes read these prompts
-    rng = np.random.default_rng(1)
-    n_seq = 3
-    logits = {}
-    for mode in ("off", "exact"):
-        rng = np.random.default_rng(1)
-        with attached(synthetic(kind, **shape), KvOptions(mode=mode), n_ctx=1024 if unified else 3 * 1024, n_seq=n_seq,
-                      unified=unified) as (context, run):
-            for seq in range(n_seq):
-                n = 100 + 50 * seq
-                context.decode(rng.integers(260, 350, n), range(n), [seq] * n)
-            found = []
-            for step in range(10):
-                # split streams are attended in one graph only if the batch names the sequences in order
-                order = rng.permutation(n_seq) if unified else np.arange(n_seq)
-                found.append(context.decode(rng.integers(260, 350, n_seq), [100 + 50 * s + step for s in order], order)[np.argsort(order)])
-            logits[mode] = np.stack(found)
-            assert run.stats.n_ubatches_hooked == (n_prompts + 10 if mode == "exact" else 0), "prompts and steps"
-    stock, ours = logits["off"].reshape(30, -1), logits["exact"].reshape(30, -1)
-    assert kld(stock, ours).max() < 1e-3 and np.abs(stock - ours).max() < 0.2
 
 
 def test_edgekv_0_is_bit_for_bit_the_stock_path(synthetic, tmp_path):

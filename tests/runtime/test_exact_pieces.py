@@ -63,26 +63,6 @@ def test_answers_between_are_sampled(synthetic):
     assert not np.array_equal(got[1], want[1])
 
 
-@pytest.mark.parametrize("n_piece", [1, 3])
-def test_streams_of_one_batch_are_apart(synthetic, n_piece: int):
-    """A prompt's piece beside an answer's tokens, each in a stream of its own."""
-    def together(options: dict) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        with attached(synthetic("llama", dtype="f32"), KvOptions(**options), n_ctx=4096, unified=False) as (context, run):
-            read(context, run, 0, N, seq=0)
-            read(context, run, 0, N, seq=1)
-            at = range(N, N + n_piece)
-            with run.reading_prompt(1):
-                logits = context.decode([*TOKENS[at], *TOKENS[at]], [*at, *at], [0] * n_piece + [1] * n_piece)
-            assert run.selection(1).n_selections == 0, "a piece of a prompt was sampled"
-            return logits[:n_piece], logits[n_piece:], [run.cells.stream(stream).labels.copy() for stream in (0, 1)]
-
-    _, want, _ = together(EXACT)
-    answer, piece, labels = together(SPARSE)
-    np.testing.assert_array_equal(piece, want)
-    assert not np.array_equal(answer, piece)
-    assert np.flatnonzero(labels[0]).tolist() == list(range(N, N + n_piece)) and not labels[1].any()
-
-
 @pytest.mark.parametrize("order", ["answers first", "mixed"])
 def test_tokens_of_one_stream_are_apart(synthetic, order: str):
     """One cache for all sequences: an answer's tokens are sampled, a prompt's beside them are read whole."""

@@ -1,7 +1,6 @@
 """The cache takes memory where tokens are: resident memory follows them, goes back when they go, and a context that cannot grow says so."""
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -225,41 +224,6 @@ def test_llama_says_what_is_missing(synthetic, free):
     llama.eval([260, 261])
     assert llama.n_tokens == 2
     llama.close()
-
-
-@pytest.mark.parametrize("types", [{}, {"type_k": 8, "type_v": 8}], ids=["f16", "q8_0"])
-def test_a_shift_and_a_copy_are_those_of_all_rows(synthetic, types):
-    """Against a context that read the same tokens and is shifted and copied by llama.cpp's own code, which moves all rows."""
-    logits = []
-    for enabled in ("1", "0"):
-        code = {"model": str(synthetic("llama")), "types": types}
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent("""
-                import json, sys
-                sys.path.insert(0, sys.argv[2])
-                from pathlib import Path
-                from support.contexts import attached
-                from edgekv.config import KvOptions
-                import llama_cpp
-                asked = json.loads(sys.argv[1])
-                def run(context):
-                    for sequence in (0, 1):
-                        context.decode([260 + i % 90 for i in range(sequence, 200)], range(sequence, 200), [sequence] * (200 - sequence))
-                    for sequence, n in ((0, 30), (1, 50)):
-                        llama_cpp.llama_memory_seq_rm(context.memory, sequence, 10, 10 + n)
-                        llama_cpp.llama_memory_seq_add(context.memory, sequence, 10 + n, -1, -n)
-                    first = context.decode([270, 271], [170, 150], [0, 1])
-                    llama_cpp.llama_memory_seq_cp(context.memory, 0, 2, -1, -1)
-                    llama_cpp.llama_memory_seq_cp(context.memory, 2, 3, -1, -1)
-                    llama_cpp.llama_memory_seq_rm(context.memory, 2, -1, -1)
-                    return [*first.tolist(), *context.decode([272], [171], [3]).tolist()]
-                with attached(Path(asked["model"]), KvOptions(mode="off"), n_ctx=2048, unified=False, **asked["types"]) as (context, _):
-                    print(json.dumps(run(context)))
-                """), json.dumps(code), str(Path(__file__).resolve().parent.parent)],
-            capture_output=True, text=True, timeout=300, env={**os.environ, "EDGEKV": enabled})
-        assert done.returncode == 0, done.stderr
-        logits.append(np.array(json.loads(done.stdout.splitlines()[-1])))
-    np.testing.assert_allclose(logits[0], logits[1], atol=2e-2 if types else 1e-3)
 
 
 def test_a_copy_of_a_copy_has_its_rows(synthetic):

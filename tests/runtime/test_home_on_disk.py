@@ -3,10 +3,7 @@
 import os
 import re
 import signal
-import subprocess
 import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 from support.contexts import attached
@@ -85,30 +82,6 @@ def test_what_is_removed_is_zeros_and_keeps_its_space(synthetic, tmp_path):
         if not zeros:
             pytest.skip("this file system cannot make zeros")
         assert run.cells.keys(1)[0, :10].any()
-
-
-START = """
-    import sys, time
-    sys.path.insert(0, sys.argv[1])
-    from pathlib import Path
-    from support.contexts import attached
-    from edgekv.config import KvOptions
-    with attached(Path(sys.argv[2]), KvOptions(mode="exact", kv_dir=sys.argv[3]), n_ctx=4096, n_seq=1) as (context, run):
-        context.decode(range(260, 300), range(40), [0] * 40)
-        print("ready", flush=True)
-        time.sleep(60)
-"""
-
-
-def test_a_killed_process_leaves_nothing(synthetic, tmp_path):
-    support = str(Path(__file__).resolve().parent.parent)
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(START), support, str(synthetic("llama")), str(tmp_path)], stdout=subprocess.PIPE,
-                          text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        assert "edgekv-home-" in Path(f"/proc/{process.pid}/maps").read_text()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert os.listdir(tmp_path) == []
 
 
 GROWN = """

@@ -22,7 +22,7 @@ from edgekv.runtime.runtime import Runtime
 import llama_cpp
 
 SHAPE = SyntheticShape(n_layer=4, head_dim=64)
-Q8_0, Q4_0 = llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0
+Q8_0 = llama_cpp.GGML_TYPE_Q8_0
 Built = tuple[Context, Runtime]
 
 
@@ -75,22 +75,6 @@ def test_one_changed_parameter_is_another_identity(tiny, name):
     assert of(tiny, **before) != of(tiny, **after)
     assert of(tiny, **after) == of(tiny, **after)
     assert not np.array_equal(row_of(tiny, **before), row_of(tiny, **after))  # the case is one
-
-
-def test_the_factors_of_longrope_follow_from_the_context(synthetic):
-    """A context of 1,024 tokens wrote the rows, and one of 2,048 reads them: K is rotated with other factors."""
-    model = synthetic("longrope")
-    assert of(model, n_ctx=512) == of(model, n_ctx=1024)
-    assert of(model, n_ctx=1024) != of(model, n_ctx=2048)
-    assert not np.array_equal(row_of(model, n_ctx=1024), row_of(model, n_ctx=2048))
-
-
-@pytest.mark.parametrize("types", [{"type_k": Q8_0}, {"type_v": Q8_0}, {"type_k": Q4_0}], ids=["K", "V", "K in q4_0"])
-def test_the_rotation_of_quantised_caches(tiny, monkeypatch, types):
-    before, row = of(tiny, **types), row_of(tiny, **types)
-    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
-    assert of(tiny, **types) != before
-    assert not np.array_equal(row_of(tiny, **types), row)
 
 
 def test_an_overridden_hyperparameter(tiny):

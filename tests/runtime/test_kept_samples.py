@@ -81,20 +81,6 @@ def test_a_sample_is_of_what_is_kept(synthetic):
         assert keeps.any_dropped and plain.memory().sketch_bytes == 0 < run.memory().sketch_bytes
 
 
-def test_the_resolution_may_come_and_go(synthetic):
-    with attached(synthetic("llama"), evict(1024), n_ctx=8192, **ONE) as (context, run):
-        chat = Chat(context, run)
-        for _ in range(12):
-            chat.feed(chat.tokens(128))
-        for options in (evict(1024, sample_budget=ALL, exact_tokens=0), evict(1024), KvOptions(mode="sparse"), evict(1024, sample_budget=50, exact_tokens=0)):
-            run.configure(options)
-            for n in (1, 16, 128, 1):
-                assert np.isfinite(chat.feed(chat.tokens(n))).all()
-            weights = run.last_rows(0, 0)[1] if options.selection.keep_rows else np.zeros(0)
-            assert (weights > 1).any() == (options.selection.sample_budget == 50)
-        assert testing.check(run._native_handle()).n_groups_wrong == 0
-
-
 def test_short_views_are_read_whole(synthetic):
     """As in mode sparse, of up to `exact_tokens` cells, though heads have dropped pages."""
     with attached(synthetic("llama"), KvOptions(mode="exact"), n_ctx=1024, **ONE) as (context, run):

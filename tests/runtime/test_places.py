@@ -79,24 +79,6 @@ def status(context: Context, sequence: int, position: int) -> int:
 # ---- placement ---------------------------------------------------------------------------------------------------------------
 
 
-def test_answers_in_turn_share_no_group(synthetic):
-    with attached(synthetic("llama"), n_ctx=2048, n_seq=4) as (context, run):
-        for step in range(150):
-            context.decode(words(step, 4), [step] * 4, range(4))
-        assert mixed(run) == []
-        for sequence in range(4):
-            assert len(np.unique(cells_of(run, sequence) // GROUP)) == 3, "150 tokens lie in 3 groups"
-
-
-def test_a_prompt_and_an_answer_in_one_batch(synthetic):
-    with attached(synthetic("llama"), n_ctx=1024, n_seq=2) as (context, run):
-        read(context, 0, 70)
-        context.decode(words(2, 101), [70, *range(100)], [0] + [1] * 100)
-        context.decode(words(3, 2), [71, 100], [0, 1])
-        assert mixed(run) == []
-        assert len(np.unique(cells_of(run, 0) // GROUP)) == 2 and len(np.unique(cells_of(run, 1) // GROUP)) == 2
-
-
 def test_random_answers_removals_and_forks(synthetic):
     """As long as some group is empty, no group has tokens of two sequences but what was copied."""
     with attached(synthetic("llama"), SPARSE, n_ctx=4096, n_seq=4) as (context, run):
@@ -123,15 +105,6 @@ def test_random_answers_removals_and_forks(synthetic):
             assert mixed(run) == [], (step, event)
             assert [len(cells_of(run, s)) for s in range(4)] == n_held
         check(run)
-
-
-def test_what_was_removed_goes_on_in_its_group(synthetic):
-    with attached(synthetic("llama"), n_ctx=1024, n_seq=2) as (context, run):
-        read(context, 0, 100)
-        read(context, 1, 40)
-        remove(context, 0, 90)
-        read(context, 0, 30, 90)
-        assert len(np.unique(cells_of(run, 0) // GROUP)) == 2 and mixed(run) == []
 
 
 def test_a_full_cache_is_full_when_its_cells_are(synthetic):
@@ -270,17 +243,6 @@ def test_a_fork_that_loses_its_parent(synthetic, options: KvOptions):
                 np.testing.assert_allclose(logits, own[i], atol=2e-3)
         assert mixed(run) == []
         check(run)
-
-
-def test_many_answers_to_one_prompt_take_its_cells_once(synthetic):
-    with attached(synthetic("llama"), SPARSE, n_ctx=2048, n_seq=8) as (context, run):
-        read(context, 0, 500)
-        for child in range(1, 8):
-            fork(context, 0, child)
-        for i in range(20):
-            context.decode([300 + i] * 8, [500 + i] * 8, range(8))
-        assert run.cells.stream().n_used == 500 + 8 * 20
-        assert mixed(run) == []
 
 
 @pytest.mark.parametrize("options", [EXACT, SPARSE], ids=["exact", "sparse"])

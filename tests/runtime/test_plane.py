@@ -33,21 +33,6 @@ from edgekv.runtime import measured_heads
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 
 
-@pytest.mark.parametrize(("kind", "shape", "mode"), [
-    ("llama", {"head_dim": 72}, "exact"), ("qwen3", {}, "sparse"), ("gemma2", {}, "exact"), ("gemma2", {}, "sparse"), ("gpt-oss", {}, "exact"),
-    ("gpt-oss", {}, "sparse"), ("lfm2", {}, "sparse")])
-def test_logits_are_those_of_the_host_plane(synthetic, kind, shape, mode):
-    path, options = synthetic(kind, dtype="f32", **shape), ALL if mode == "sparse" else {"mode": "exact"}
-    exact = logits_of(open_model(path, "cpu"))
-    llama = open_model(path, **options)
-    plane_of(llama)
-    before = n_hooked(llama.kv)
-    ours = logits_of(llama)
-    assert n_hooked(llama.kv) - before == len(STEPS)
-    assert kld(exact, ours).max() <= SINGLE
-    check(llama.kv)
-
-
 @pytest.mark.parametrize(("shape", "types", "steps", "mode"), [
     ({"head_dim": 80}, {}, STEPS, "exact"), ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {"type_k": "q8_0"}, LONG_STEPS, "sparse"),
     ({"head_dim": 96}, {"type_k": "q8_0", "type_v": "q4_0"}, STEPS, "exact"), ({"head_dim": 256}, {"type_v": "q8_0"}, STEPS, "sparse"),
@@ -73,21 +58,23 @@ def test_logits_are_those_of_double_precision(synthetic, shape, types, steps, mo
             assert (np.abs(as_values(rows) - should) <= rounding(rows) + SLACK * np.abs(single - should).max()).all()
 
 
-@pytest.mark.parametrize(("kind", "shape", "mode"), [
-    ("llama", {}, "exact"), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, "sparse"), ("gpt-oss", {}, "sparse")])
-def test_steps_of_up_to_64_tokens_run_on_the_plane(synthetic, kind, shape, mode):
+@pytest.mark.parametrize(("kind", "shape", "mode", "steps"), [
+    ("llama", {"head_dim": 72}, "exact", LONG_STEPS), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, "sparse", LONG_STEPS),
+    ("gpt-oss", {}, "sparse", LONG_STEPS), ("gpt-oss", {}, "exact", STEPS), ("gemma2", {}, "exact", STEPS), ("gemma2", {}, "sparse", STEPS),
+    ("lfm2", {}, "sparse", STEPS)])
+def test_steps_of_up_to_64_tokens_are_those_of_the_host_plane(synthetic, kind, shape, mode, steps):
     path, options = synthetic(kind, dtype="f32", **shape), ALL if mode == "sparse" else {"mode": "exact"}
-    singles = (1,) * sum(LONG_STEPS)  # more than 16 at once are a prompt on the host plane, for another kernel
-    exact = logits_of(open_model(path, "cpu"), singles)
-    bound = SINGLE
-    if kind == "gpt-oss":  # stock's nodes read its layers with a window: the bound is stock's own distance over all positions
+    of_host = steps if steps is STEPS else (1,) * sum(steps)  # more than 16 at once are a prompt on the host plane, for another kernel
+    exact = logits_of(open_model(path, "cpu"), of_host)
+    over, bound = np.max, SINGLE
+    if kind == "gpt-oss" and of_host != steps:  # stock's nodes read its layers with a window: the bound is stock's own distance over all positions
         stock = open_model(path, "cpu", mode="off")
-        bound = 2 * kld(logits_of(stock, singles), logits_of(stock, LONG_STEPS)).mean()
+        over, bound = np.mean, 2 * kld(logits_of(stock, of_host), logits_of(stock, steps)).mean()
     llama = open_model(path, **options)
     before = n_hooked(llama.kv)
-    ours = logits_of(llama, LONG_STEPS)
-    assert n_hooked(llama.kv) - before == len(LONG_STEPS)
-    assert (kld(exact, ours).mean() if kind == "gpt-oss" else kld(exact, ours).max()) <= bound
+    ours = logits_of(llama, steps)
+    assert n_hooked(llama.kv) - before == len(steps)
+    assert over(kld(exact, ours)) <= bound
     check(llama.kv)
 
 
@@ -206,26 +193,6 @@ def test_rows_by_chance_are_read_in_place(synthetic):
     assert link_bytes() - before == pytest.approx(n_rows * row_bytes, rel=0.25), "besides tables, and the keys of the open group"
 
 
-def test_pages_migrate_and_are_hit(synthetic):
-    llama = open_model(synthetic("llama"), **SAMPLED)
-    logits_of(llama, (1,) * 60)
-    assert check(llama.kv).n_slots > 0
-    seen, tiers = llama.kv.selection(), llama.kv.tiers()
-    assert seen.hit_rate > 0.1 and tiers.moved_bytes >= tiers.n_promotions * tiers.slot_bytes > 0
-
-
-def test_cold_pages_come_through_the_ring(synthetic):
-    """The budget has room for almost nothing: mode exact streams all but the newest pages, in several fills a layer."""
-    path = synthetic("llama", dtype="f32")
-    exact = logits_of(open_model(path, "cpu", n_ctx=512), n_prompt=300)
-    llama = open_model(path, n_ctx=512, mode="exact")
-    plenty = plane_of(llama)
-    small = open_model(path, n_ctx=512, mode="exact", kv_vram=9 * plenty.fixed_bytes // 10)  # the ring shrinks with it
-    assert plane_of(small).n_slots_max < plenty.n_slots_max
-    for opened in (llama, small):
-        assert kld(exact, logits_of(opened, n_prompt=300)).max() <= SINGLE
-
-
 @pytest.mark.parametrize(("unified", "mode", "n_each"), [(True, "sparse", 1), (False, "sparse", 20), (True, "exact", 20), (False, "exact", 1)])
 def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
     logits = {}
@@ -261,21 +228,3 @@ def test_sketches_and_arena_follow_every_event(synthetic, unified: bool, page_to
     """Cells are removed, copied, shifted, saved and restored: sketches and slots are always as if built anew."""
     compared, resident = follow_events(synthetic("llama"), 40 if unified else 20, unified, page_tokens, n_threads=1, attention_device="emulated")
     assert compared > 40 and resident > 20
-
-
-def test_everything_may_change_while_it_runs(synthetic):
-    path = synthetic("llama", dtype="f32")
-    llama = open_model(path, mode="exact", n_ctx=512)
-    options = llama.kv.options
-    logits_of(llama)
-    for changes in (SAMPLED, {"mode": "off"}, {"mode": "sparse"},
-                    {"policy": "lru", "prefetch": "rope"}, {"mode": "exact"}, {"mode": "sparse", "sample_budget": 20},
-                    {"exact_tokens": 1000}, {"policy": "none", "prefetch": "none"}):
-        options = options.with_(**changes)
-        llama.kv.configure(options)
-        for token in range(6):
-            llama.eval([260 + token])
-        check(llama.kv)
-    exact = logits_of(open_model(path, "cpu", n_ctx=512))
-    llama.kv.configure(options.with_(**ALL))
-    assert kld(exact, logits_of(llama)).max() <= SINGLE

@@ -26,11 +26,3 @@ def test_the_logits_are_those_of_whole_layers(synthetic, kind, shape, types, mod
     layer = N_CTX * sum(rows.strides[1] for rows in (llama.kv.cells.keys(served), llama.kv.cells.values(served)))
     assert plane_of(llama).staging_bytes <= 2 * max(PIECE, layer // shape["n_head_kv"]) < 2 * layer
     assert kld(whole, logits_of(llama, (1, 20, 1), n_prompt=300)).max() <= SINGLE
-
-
-def test_pages_that_a_prompt_leaves_in_the_arena(synthetic):
-    """The pieces' heads leave their own pages there."""
-    llama = open_model(synthetic("llama", head_dim=128, n_head=4, n_head_kv=4, n_ctx_train=N_CTX), n_ctx=N_CTX, mode="exact")
-    logits_of(llama, (1,), n_prompt=1200)
-    tiers = llama.kv.tiers()
-    assert tiers.n_resident > 0.9 * (tiers.n_resident + tiers.n_home), "all pages fit, and came while the prompt was read"

@@ -66,26 +66,6 @@ def test_logits_are_those_of_double_precision(synthetic, depth, sizes, shape, ty
             llama_cpp.llama_memory_seq_rm(context.memory, 0, depth, -1)
 
 
-@pytest.mark.parametrize(("kind", "types"), [
-    ("qwen3", (Q8_0, Q8_0)), ("gemma2", (F16, F16)), ("gpt-oss", (Q4_0, Q4_0)), ("lfm2", (F16, F16)), ("deci", (F16, F16))])
-def test_architectures_answer_as_stock_does(synthetic, kind: str, types):
-    """Soft-cap, sinks, windows beside full attention, hybrids. The yardstick is stock: its kernel for tiles (from 64 tokens on) against the
-    one for rows, and for a quantised cache the cost of quantising."""
-    path = synthetic(kind, dtype="f32")
-    logits: dict[tuple, np.ndarray] = {}
-    for mode, n_ubatch, k, v in (("off", 512, *types), ("off", 32, F16, F16), ("exact", 512, *types)):
-        with attached(path, KvOptions(mode=mode), n_ctx=1024, **ALONE, n_ubatch=n_ubatch, type_k=k, type_v=v) as (context, run):
-            position, found = 0, []
-            for n in (40, 300, 63, 17, 200):
-                found.append(context.decode(random_tokens(n, n), range(position, position + n), [0] * n))
-                position += n
-            assert run.stats.n_ubatches_hooked == (5 if mode == "exact" else 0)
-            logits[mode, n_ubatch] = np.concatenate(found)
-    stock, other, ours = logits.values()
-    assert kld(stock, ours).mean() < max(2 * kld(stock, other).mean(), SINGLE)
-    assert kld(stock, ours).max() < max(3 * kld(stock, other).max(), SINGLE)
-
-
 # ---- masks ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -153,9 +133,9 @@ def expected_outputs(run: Runtime, q: np.ndarray, n_tokens: int, n_head_kv: int,
     return np.array(outputs), np.array(masses)
 
 
-@pytest.mark.parametrize("sizes", [(40,), (17, 100), (200,)])
+@pytest.mark.parametrize("sizes", [(1, 1, 9), (40,), (17, 100), (200,)])
 def test_what_a_head_dropped_is_not_attended(synthetic, monkeypatch, sizes):
-    """Each head's output and observed mass follow from the pages that it kept, while prompts and drops go on. Back in mode exact all that
+    """Each head's output and observed mass follow from the pages that it kept, while steps, prompts and drops go on. Back in mode exact all that
     is left is attended: tokens that lost their rows in some layer are gone."""
     capture = Capture()
     options = KvOptions(mode="evict", evict_to=1024, policy="anchor+recent")
@@ -185,7 +165,7 @@ def test_what_a_head_dropped_is_not_attended(synthetic, monkeypatch, sizes):
             found = capture["kqv_out-0"].reshape(outputs.shape)
             assert np.abs(found - outputs).max() < OUTPUT
             n_observed, mass_sum, mass_max = mass[-1]
-            assert n_observed == (16 if mode == "evict" else 0)
+            assert n_observed == (min(n, 16) if mode == "evict" else 0)
             assert_observed(mass_sum, mass_max, masses[-16:] if mode == "evict" else 0 * masses[-16:])
             position += n
 
@@ -216,15 +196,6 @@ def test_each_stream_is_observed(synthetic):
     assert first[2][..., : first[1]].any() and not first[2][..., first[1] :].any()
     assert second[2][..., second[1] :].any() and not second[2][..., : second[1]].any()
     np.testing.assert_allclose(first[2] + second[2], both[2], atol=1e-3)
-
-
-def test_observing_is_left_off_where_nobody_asks(synthetic):
-    for options in (KvOptions(mode="exact"), KvOptions(mode="sparse", observe_prompt=False), KvOptions(mode="sparse", observe=False)):
-        with attached(synthetic("llama"), options, n_ctx=512, **ALONE) as (context, run):
-            told = []
-            run.observers.append(lambda step: told.append((step.hooked, step.n_observed, step.mass_sum.any())))
-            context.decode(random_tokens(90), range(90), [0] * 90)
-            assert told == [(True, 0, False)]
 
 
 # ---- the graph, and threads --------------------------------------------------------------------------------------------------------
@@ -282,19 +253,3 @@ def test_rows_are_stored_and_the_mask_is_classified_before_anything_is_attended(
         stores = [f"edgekv_store-{il}"] if mode == "sparse" and il in hooked else [f"cache_k_l{il} (view)", f"cache_v_l{il} (view)"]
         assert all(max(i for i, name in enumerate(names) if name == store) < attend for store in stores)
         assert names.index(f"edgekv_seen-{(hooked if il in hooked else whole)[0]}") < attend
-
-
-def test_graphs_survive_changes_of_mode_threads_and_observing(synthetic):
-    found = {}
-    for changing in (False, True):
-        with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(mode="exact"), n_ctx=1024, **ALONE) as (context, run):
-            logits = []
-            for i, n in enumerate((64, 64, 64, 17, 64, 63, 64, 64, 1, 64, 20, 64, *[1] * 8)):
-                if changing:
-                    run.mode = ("exact", "off", "sparse", "exact")[i % 4]
-                    run.observe = i % 3 > 0
-                    llama_cpp.llama_set_n_threads(context.ctx, 1 + i % 4, 1 + i % 5)
-                position = int(run.n_positions)
-                logits.append(context.decode(random_tokens(n, i), range(position, position + n), [0] * n))
-            found[changing] = np.concatenate(logits)
-    assert kld(found[False], found[True]).max() < NEAR

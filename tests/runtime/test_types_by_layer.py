@@ -96,17 +96,6 @@ def test_a_shift_turns_each_layer_by_its_type(synthetic, first: CacheType):
     assert found[0] == found[1]
 
 
-def test_other_types_are_another_identity(synthetic):
-    made = []
-    for k in ((Q8, Q4, Q4, Q8), (Q8, Q4, Q4, Q8), (Q4, Q8, Q4, Q8)):
-        options = KvOptions(type_k="q4_0", type_v="q4_0", layer_types=LayerTypes(k, TYPES.v))
-        with attached(synthetic("llama", **SHAPE), options, n_ctx=512, n_seq=1, **COARSE) as (_, run):
-            made.append(run.tokens.depends_on())
-    with attached(synthetic("llama", **SHAPE), KvOptions(type_k="q4_0", type_v="q4_0"), n_ctx=512, n_seq=1, **COARSE) as (_, run):
-        made.append(run.tokens.depends_on())
-    assert made[0] == made[1] and len(set(made)) == 3
-
-
 def test_contexts_that_they_are_not_for_keep_their_types(synthetic):
     """A draft model has another number of layers, or f16; and nothing is left behind for the next context."""
     options = KvOptions(**BY_LAYER)

@@ -21,8 +21,8 @@ def evict(keep: int = 512, **more) -> KvOptions:
 class Chat:
     """One sequence of a context, fed with random tokens."""
 
-    def __init__(self, context: Context, run: Runtime | None, seed: int = 0):
-        self.context, self.run, self.position = context, run, 0
+    def __init__(self, context: Context, run: Runtime | None, seed: int = 0, seq_id: int = 0):
+        self.context, self.run, self.seq_id, self.position = context, run, seq_id, 0
         self.rng = np.random.default_rng(seed)
 
     def tokens(self, n: int) -> list[int]:
@@ -30,16 +30,20 @@ class Chat:
 
     def feed(self, tokens: list[int]) -> np.ndarray:
         n = len(tokens)
-        logits = self.context.decode(tokens, range(self.position, self.position + n), [0] * n)
+        logits = self.context.decode(tokens, range(self.position, self.position + n), [self.seq_id] * n)
         self.position += n
         return logits
 
     def rewind(self, position: int) -> None:
-        assert llama_cpp.llama_memory_seq_rm(self.context.memory, 0, position, -1)
+        assert llama_cpp.llama_memory_seq_rm(self.context.memory, self.seq_id, position, -1)
         self.position = position
 
+    @property
+    def stream(self) -> int:
+        return self.run.cells.stream_of(self.seq_id)
+
     def positions(self) -> set[int]:
-        return set(self.run.cells.stream().positions.tolist()) - {-1}
+        return set(self.run.cells.stream(self.stream).positions.tolist()) - {-1}
 
 
 def attended(run: Runtime, row: int, head: int) -> set[int]:

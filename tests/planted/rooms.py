@@ -35,6 +35,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "state": ("runtime/test_tokens.py", "runtime/test_observation.py", "runtime/test_runtime.py", "server/test_prefix_loading.py"),
     "context": ("runtime/test_settings.py", "runtime/test_sparse.py", "runtime/test_runtime.py"),
     "gaps": ("runtime/test_closed_gaps.py", "runtime/test_evicting_sequences.py"),
+    "evict": ("runtime/test_eviction_events.py", "runtime/test_rows_given_back.py", "runtime/test_evicting_sequences.py"),
+    "home": ("runtime/test_growing.py", "runtime/test_closed_gaps.py"),
     "glue": ("runtime/test_snapshots.py", "runtime/test_held_tokens.py", "runtime/test_tokens.py", "runtime/test_sparse_prompts.py"),
     "one cache": ("runtime/test_places.py", "runtime/test_shared_cells.py", "server/test_one_cache.py"),
     "api": ("runtime/test_settings.py", "runtime/test_runtime.py", "runtime/test_prompt_policies.py"),

@@ -9,14 +9,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import EdgeKVError
 from edgekv.prefix_cache.blocks import Link, Reading
 from edgekv.prefix_cache.files import links_below, path_of, remove_file
-from edgekv.prefix_cache.named import Pin, read_pins
+from edgekv.prefix_cache.named import ID_DIGITS, Pin, read_pins
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.store import PrefixStore
-
-ID_DIGITS = 12
 
 
 class KeptPrompt(Struct, frozen=True):
@@ -135,13 +133,3 @@ class Kept:
 
     def _pins(self) -> list[Pin]:
         return [] if self._folder is None else [pin for pin in read_pins(Path(self._folder)) if pin.root == self._root]
-
-
-def find_prompt(prompts: list[KeptPrompt], start: str) -> KeptPrompt:
-    """The prompt whose ID begins with `start`. Raises ConfigError if there is none, or more than one."""
-    found = [prompt for prompt in prompts if start and prompt.leaf.hex().startswith(start.lower())]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"{start!r} is the beginning of {len(found)} IDs; write more of it: {', '.join(prompt.id for prompt in found[:4])}")
-    raise ConfigError(f"no kept prompt has an ID that begins with {start!r}; GET /edgekv/cache lists them")

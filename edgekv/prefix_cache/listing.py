@@ -8,14 +8,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import EdgeKVError
 from edgekv.prefix_cache.blocks import Reading
 from edgekv.prefix_cache.files import BlockFile, path_of_raw, read_header, read_whole, remove_file, scan
 from edgekv.prefix_cache.format import Refused, decode
 from edgekv.prefix_cache.identity import begins_chain
-from edgekv.prefix_cache.named import Pin, chain_to, read_pins, snapshots_on
+from edgekv.prefix_cache.named import ID_DIGITS, Pin, chain_to, find_id, read_pins, snapshots_on
 
-ID_DIGITS = 12
 UNREADABLE = "(unreadable)"
 
 
@@ -109,12 +108,8 @@ def _pins_on(chain: list[BlockFile], pins: list[Pin]) -> tuple[Pin, ...]:
 
 def find_chain(chains: list[Chain], start: str) -> Chain:
     """The chain whose ID begins with `start`. Raises ConfigError if there is none, or more than one."""
-    found = [chain for chain in chains if start and chain.leaf.link.key.hex().startswith(start.lower())]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"{start!r} is the beginning of {len(found)} IDs; write more of it: {', '.join(chain.id for chain in found[:4])}")
-    raise ConfigError(f"no stored conversation has an ID that begins with {start!r}; `edgekv cache list` shows them")
+    return find_id({chain.leaf.link.key: chain for chain in chains}, start,
+                   f"no stored conversation has an ID that begins with {start!r}; `edgekv cache list` shows them")
 
 
 def remove_chains(doomed: Iterable[Chain], chains: Iterable[Chain]) -> int:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct, structs
 
@@ -14,7 +15,22 @@ from edgekv.prefix_cache.files import BlockFile, temporary_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ASKED = "asked-"
-_KEY_DIGITS = 12
+
+ID_DIGITS = 12
+"""Of a chain's ID: the beginning of its last key."""
+
+Named = TypeVar("Named")
+
+
+def find_id(chains: dict[bytes, Named], start: str, none: str) -> Named:
+    """The chain, of those by their last key, whose ID begins with `start`. Raises ConfigError if there is more than one, or, with the sentence `none`, if
+    there is none."""
+    found = [key for key in chains if start and key.hex().startswith(start.lower())]
+    if len(found) == 1:
+        return chains[found[0]]
+    if found:
+        raise ConfigError(f"{start!r} is the beginning of {len(found)} IDs; write more of it: {', '.join(key.hex()[:ID_DIGITS] for key in found[:4])}")
+    raise ConfigError(none)
 
 
 class Pin(Struct, frozen=True):
@@ -35,7 +51,7 @@ class Pin(Struct, frozen=True):
 
 def asked_name(key: bytes) -> str:
     """The name of a pin that a request asked for."""
-    return _ASKED + key.hex()[:_KEY_DIGITS]
+    return _ASKED + key.hex()[:ID_DIGITS]
 
 
 def write_pin(folder: Path, pin: Pin) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.common.units import parse_duration
-from edgekv.prefix_cache.kept_prompts import Kept, KeptPrompt, find_prompt
+from edgekv.prefix_cache.kept_prompts import Kept, KeptPrompt
+from edgekv.prefix_cache.named import find_id
 from edgekv.server.slot_tokens import SlotTokens
 
 log = logging.getLogger("edgekv")
@@ -80,7 +81,7 @@ def _find(kept: list[Kept], fields: Fields) -> tuple[Kept, KeptPrompt]:
     if not isinstance(start, str):
         raise ConfigError("the field 'id' must be the beginning of a kept prompt's ID; GET /edgekv/cache lists them")
     of = {prompt.leaf: (one, prompt) for one in kept for prompt in one.prompts()}
-    return of[find_prompt([prompt for _, prompt in of.values()], start).leaf]
+    return find_id(of, start, f"no kept prompt has an ID that begins with {start!r}; GET /edgekv/cache lists them")
 
 
 def _whole(fields: Fields, name: str) -> int:

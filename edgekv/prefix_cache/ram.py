@@ -21,9 +21,6 @@ class Ram:
         self._blocks: OrderedDict[bytes, Block | HeldBlock] = OrderedDict()  # the least recently used first
         self._children: dict[bytes, set[bytes]] = {}
         self._snapshots: dict[bytes, set[bytes]] = {}
-        self.n_snapshots = 0
-        self.snapshot_bytes = 0
-        """Of `n_bytes`."""
         self.passed: set[bytes] = set()
         """Keys of snapshots that the newest ones of their chain make superfluous: they go first."""
 
@@ -59,12 +56,12 @@ class Ram:
             self.remove(link.key)
         self._blocks[block.link.key] = block
         self._siblings(block).setdefault(block.link.parent, set()).add(block.link.key)
-        self._count(block, 1)
+        self.n_bytes += block.n_bytes
         return gone
 
     def remove(self, key: bytes) -> None:
         block = self._blocks.pop(key)
-        self._count(block, -1)
+        self.n_bytes -= block.n_bytes
         self.passed.discard(key)
         siblings = self._siblings(block)[block.link.parent]
         siblings.remove(key)
@@ -73,12 +70,6 @@ class Ram:
 
     def _siblings(self, block: Block | HeldBlock) -> dict[bytes, set[bytes]]:
         return self._snapshots if block.link.snapshot else self._children
-
-    def _count(self, block: Block | HeldBlock, sign: int) -> None:
-        self.n_bytes += sign * block.n_bytes
-        if block.link.snapshot:
-            self.n_snapshots += sign
-            self.snapshot_bytes += sign * block.n_bytes
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Note that a chain was used, from the root on. Children count as less recently used than their parents, and are evicted before them."""

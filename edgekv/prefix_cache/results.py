@@ -210,12 +210,6 @@ class StoreStats(Struct):
     remote: PlaceStats = field(default_factory=PlaceStats)
     n_unwritten: int = 0
     """Blocks waiting for the writer."""
-    in_flight_bytes: int = 0
-    """Bytes of rows under way now, beside those that stay in RAM."""
-    n_snapshots: int = 0
-    """In RAM now; they count among its blocks too."""
-    snapshot_bytes: int = 0
-    """Of these, in RAM now; they count among its bytes too."""
     n_dropped: int = 0
     """Blocks that RAM had no room for before they were written."""
     n_in_slots: int = 0

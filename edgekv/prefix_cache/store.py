@@ -378,5 +378,4 @@ class PrefixStore:
             lower = {place.name: structs.replace(place.stats) for place in self.places}
             return structs.replace(self._stats, ram=ram, disk=lower.get("disk", PlaceStats()), remote=lower.get("remote", PlaceStats()),
                                        n_unwritten=len({key for writer in self._writers for key in writer.pending()}),
-                                       in_flight_bytes=self.in_flight.n_bytes, n_in_slots=self._ram.n_in_slots, n_snapshots=self._ram.n_snapshots,
-                                       snapshot_bytes=self._ram.snapshot_bytes)
+                                   n_in_slots=self._ram.n_in_slots)

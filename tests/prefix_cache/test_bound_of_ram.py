@@ -78,7 +78,7 @@ def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
         def check() -> None:
             stats = store.stats()
             assert stats.ram.n_bytes <= max(bound, 0), "RAM is over its bound"
-            assert stats.in_flight_bytes <= store.in_flight.most_bytes, "too many bytes are in flight"
+            assert store.in_flight.n_bytes <= store.in_flight.most_bytes, "too many bytes are in flight"
 
         assert stream(store, restored, check) == N_BLOCKS
         peak = tracemalloc.get_traced_memory()[1]
@@ -88,7 +88,7 @@ def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
     store.release(restored, N_BLOCKS)
     stats = store.stats()
     assert stats.ram.n_blocks == min(n_ram, N_BLOCKS) and stats.ram.n_bytes == stats.ram.n_blocks * BLOCK_BYTES
-    assert stats.in_flight_bytes == 0
+    assert store.in_flight.n_bytes == 0
     again = stores.restore(store, TOKENS, 0, EXACT, in_part=True)
     assert [piece.coming for piece in again.pieces].count(False) == min(n_ram, N_BLOCKS) and not again.pieces[-1].coming or n_ram < N_BLOCKS
     store.release(again, 0)

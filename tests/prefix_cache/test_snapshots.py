@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support import stores
 from support.prefix_rows import BLOCK_BYTES, LAYOUT, check_rows, conversation, exact, identity, reader, state
-from support.stores import open_store, save
+from support.stores import open_store, save, snapshots_in
 
 from edgekv.prefix_cache.blocks import NOTHING_SAID, Conversation, Reading, ReadWith
 from edgekv.prefix_cache.results import PrefixHit
@@ -105,9 +105,7 @@ def test_an_equal_one_is_kept_once():
     store, tokens = open_store(), conversation(300)
     for _ in range(3):
         assert keep(store, tokens)
-    stats = store.stats()
-    assert (stats.n_snapshots, stats.snapshot_bytes) == (1, 500 + 4 * (300 - 256))
-    assert stats.ram.n_bytes == stats.snapshot_bytes
+    assert snapshots_in(store.shared) == [500 + 4 * (300 - 256)] == [store.stats().ram.n_bytes]
 
 
 def test_what_is_forgotten_leaves_no_snapshot():
@@ -121,7 +119,7 @@ def test_what_is_forgotten_leaves_no_snapshot():
     assert not store.has_snapshot(Conversation(one[:400]), exact(one[:400]))
     assert position(restore(store, other)) == 400
     store.evict({link.key for chain in chains for link in chain})
-    assert store.stats().n_snapshots == store.stats().ram.n_bytes == 0
+    assert store.stats().ram.n_bytes == 0 and not snapshots_in(store.shared)
 
 
 def test_one_that_does_not_fit_is_declined_and_evicts_nothing():
@@ -157,5 +155,5 @@ def test_ram_is_bounded_over_200_turns_and_old_snapshots_go_first():
             kept.append(at)
         assert store.stats().ram.n_bytes <= most
         tokens = conversation(per_turn, turn, after=tokens)
-    assert 4 <= store.stats().n_snapshots <= 20
+    assert 4 <= len(snapshots_in(store.shared)) <= 20
     assert position(restore(store, others, n_bytes=n_bytes)) == 500  # unused all the while

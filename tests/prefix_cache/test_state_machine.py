@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
             self.take_cells(0, 0)  # a context goes before its store
             self.slots.pop(0)
         with self.store.shared.lock:
-            assert not self.store.shared.in_use and self.store.stats().in_flight_bytes == 0
+            assert not self.store.shared.in_use and self.store.in_flight.n_bytes == 0
             assert self.store.stats().ram.n_bytes == sum(block.n_bytes for block in self.in_ram())
         self.store.close()
 

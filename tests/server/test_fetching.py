@@ -118,8 +118,8 @@ def test_where_fetched_tokens_came_from_is_said(tiny, shared):
         assert prefix_server.sources(server, conversation(1)) == {"slot": 0, "shared": 0, "ram": 0, "disk": 0, "remote": 700}
         prefix_server.sources(server, conversation(2))
         assert prefix_server.sources(server, conversation(1)[:600])["remote"] == 0
-        (stats,) = server.prefixes.stats()
-        assert stats.remote.hit_tokens == 700 and stats.in_flight_bytes == 0
+        (store,) = server.prefixes._stores.values()
+        assert store.stats().remote.hit_tokens == 700 and store.in_flight.n_bytes == 0
 
 
 def test_a_client_that_leaves_leaves_nothing_behind(tiny, shared, monkeypatch):

@@ -11,6 +11,7 @@ from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.results import PrefixHit, Saved
 from edgekv.prefix_cache.search import Match
 from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.store import PrefixStore
 
 
@@ -49,6 +50,11 @@ def load_all(store: PrefixStore, match: Match) -> PrefixHit:
         n_good += 1
     store.release(hit, n_good)
     return hit.first_pieces(n_good)
+
+
+def snapshots_in(ram: SharedRam) -> list[int]:
+    """Bytes of each."""
+    return [ram.blocks.get(link.key).n_bytes for link in ram.blocks.links() if link.snapshot]
 
 
 def n_restored(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, accepts: Reading = Reading.EXACT, **of) -> int:

@@ -261,29 +261,6 @@ def test_a_server_that_ends_by_itself(tiny):
         assert again.get("/health")
 
 
-BROKEN = {
-    "zero bytes": b"",
-    "text": b"hello, I am no model\n" * 9,
-    "cut": b"GGUF\x03\0\0\0",
-}
-
-
-@pytest.mark.parametrize("kind", [*BROKEN, "missing", "directory", "truncated", "vocabulary", "embedding"])
-def test_models_that_cannot_chat(kind, tmp_path, synthetic):
-    path = tmp_path / "model.gguf"
-    if kind in BROKEN:
-        path.write_bytes(BROKEN[kind])
-    elif kind == "directory":
-        path.mkdir()
-    elif kind == "truncated":
-        path.write_bytes(synthetic("llama").read_bytes()[:-100])
-    elif kind in ("vocabulary", "embedding"):
-        path = synthetic({"vocabulary": "vocabulary", "embedding": "bert"}[kind])
-    with pytest.raises(ModelError) as caught:
-        Server(options(path))
-    assert caught.value.exit_code == EXIT_MODEL and "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("extra", [
     ("--port", "1"), ("--model", "x"), ("-c", "5"), ("--api_key", "k"), ("--hf-repo", "a/b"),  # ours
     ("-np", "2"), ("--cors-origins", "*"), ("--cache-ram", "9"),

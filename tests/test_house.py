@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 3_589,
     "tests/proof": 208,
     "tests/runtime": 6_206,
-    "tests/server": 9_207,
+    "tests/server": 9_197,
     "tests/support": 3_825,
     "tests/templates": 153,
     "tests/tiering": 1_220,

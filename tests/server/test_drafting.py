@@ -1,6 +1,5 @@
 """Drafts, EdgeKV's and upstream's: the same answer, in fewer steps."""
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.clients import Endpoint
 from support.local_server import options
+from support.native_build import needs, program
 
 from edgekv._native import testing
 from edgekv.common.enums import Drafting, KvMode
@@ -23,9 +23,6 @@ REPEATING = 'root ::= ("round the river " [a-h] [a-h])+'
 """A model of random weights does not repeat itself. It chooses the two letters, where a wrong logit would show; drafts between them are
 accepted."""
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11, 12] * 12, list(range(20, 180)) * 2, "the river and the stone and the river and the stone and the river")
-
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def answers(model, mode: KvMode, extra: tuple[str, ...] = (), draft: Drafting | Path | None = Drafting.OFF,
@@ -71,13 +68,11 @@ def test_drafts_in_mode_sparse(model, length):
 # ---- EdgeKV's own guesses ---------------------------------------------------------------------------------------------------------
 
 
+@needs()
 def test_what_is_guessed(tmp_path):
-    if (compiler := shutil.which("c++") or shutil.which("g++")) is None:
-        pytest.skip("no C++ compiler")
-    sources = [ROOT / "tests/server/drafts.cpp", ROOT / "native/server/scheduling/drafts.cpp"]
-    program = tmp_path / "drafts"
-    subprocess.run([compiler, "-std=c++17", "-Wall", "-Wextra", f"-I{ROOT / 'native'}", f"-I{ROOT / 'native/include'}", "-o", program, *sources], check=True)
-    assert subprocess.run([program], capture_output=True, text=True).stdout == ""
+    sources = ["checkout/tests/server/drafts.cpp", "checkout/native/server/scheduling/drafts.cpp"]
+    drafts = program(tmp_path, "drafts", sources, "-Icheckout/native", "-Icheckout/native/include")
+    assert subprocess.run([drafts], capture_output=True, text=True).stdout == ""
 
 
 def test_guesses_change_nothing(model, plain):

@@ -1,7 +1,6 @@
 """The cost of one request for the others: the queue ends, long prompts do not stop answers, and the server tells waiting clients when it
 stops."""
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.clients import CHAT, Reply, Stream, answering, drained, send, until
+from support.native_build import needs, program
 from support.serve_process import EDGEKV, environment, serving
 
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
@@ -19,7 +19,6 @@ from edgekv.server.server import Server
 from edgekv.server.server_options import ServerLimits, ServerOptions
 
 LONG = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 700, "ignore_eos": True}
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 # ---- the queue ------------------------------------------------------------------------------------------------------------------
@@ -116,15 +115,11 @@ def test_a_key_is_nowhere_to_be_seen(synthetic, tmp_path):
 # ---- pacing ---------------------------------------------------------------------------------------------------------------------
 
 
+@needs()
 def test_how_much_of_a_prompt_goes_beside_answers(tmp_path):
     """A C++ program checks the arithmetic alone."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    program = tmp_path / "pace"
-    sources = [ROOT / "tests/server/pace.cpp", ROOT / "native/server/scheduling/pace.cpp"]
-    subprocess.run([compiler, "-std=c++17", "-O1", f"-I{ROOT / 'native'}", *sources, "-o", program, "-pthread"], check=True)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+    sources = ["checkout/tests/server/pace.cpp", "checkout/native/server/scheduling/pace.cpp"]
+    done = subprocess.run([program(tmp_path, "pace", sources, "-Icheckout/native", "-pthread")], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
 
 

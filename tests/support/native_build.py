@@ -55,7 +55,7 @@ def program(into: Path, name: str, sources: Sequence[str], *options: str, links:
         (into / "checkout").symlink_to(NATIVE.parent)
     cached = ["ccache"] if shutil.which("ccache") else []
     command = [*cached, str(compiler()), "-std=c++17", "-O1", *options]
-    objects = [f"{name}-{Path(source).stem}.o" for source in sources]
+    objects = [f"{name}-{number}.o" for number in range(len(sources))]
     for source, compiled in zip(sources, objects):
         subprocess.run([*command, "-c", source, "-o", compiled], cwd=into, env=os.environ | {"CCACHE_BASEDIR": "/", "CCACHE_NOHASHDIR": "1"},
                        check=True, capture_output=True, text=True)

@@ -101,16 +101,13 @@ def _print(a: Path, b: Path, found: Comparison, output: str) -> None:
         click.echo(f"{what}: {one} -> {other}{end}")
     click.echo()
     rows = found.rows()
-    pairs = [{**row, "interval": _interval(row)} for row in rows if row["in"] == "both"]
+    pairs = [{**row, "interval": None if row["ratio_low"] is None else f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}"}
+             for row in rows if row["in"] == "both"]
     print_rows(pairs, _needed(found, pairs, _ALWAYS), output)
     for side, path in (("A", a), ("B", b)):
         if alone := [row for row in rows if row["in"] == side]:
             click.echo(f"\nonly in {path}:\n")
             print_rows(alone, _needed(found, alone, {"test", "mode", f"{side.lower()}_tokens_per_s"}), output)
-
-
-def _interval(row: dict[str, Any]) -> str | None:
-    return None if row["ratio_low"] is None else f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}"
 
 
 def _needed(found: Comparison, rows: list[dict[str, Any]], always: set[str]) -> list[Column]:

@@ -75,14 +75,10 @@ def write_line(rows: Sequence[Row], file: TextIO) -> None:
 def _print_csv(rows: Sequence[Row]) -> None:
     flat = [{**{key: value for key, value in row.items() if key not in ("environment", "samples_ns", "samples_ts")},
              **{key: row["environment"][key] for key in _IN_CSV}} for row in rows]
-    writer = csv.DictWriter(sys.stdout, fieldnames=list(dict.fromkeys(_keys(flat))), lineterminator="\n")
+    keys = dict.fromkeys(key for row in flat for key in row)  # of all rows: another llama-bench may have fields of its own
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(keys), lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
-
-
-def _keys(rows: Sequence[Row]) -> list[str]:
-    """The keys of all rows: another llama-bench may have fields of its own."""
-    return [key for row in rows for key in row]
 
 
 def _shown(row: Row) -> Row:

@@ -154,7 +154,7 @@ def fitting(rows: Iterable[Row], columns: Sequence[Column], width: int) -> dict[
     """The columns that a terminal of `width` has room for, each with its width."""
     rows = list(rows)
     natural = {c: max([len(c.title), *(len(c.cell(row)) for row in rows)]) for c in columns}
-    least = {c: natural[c] if c.least is None else min(natural[c], max(c.least, _longest(c.title))) for c in columns}
+    least = {c: natural[c] if c.least is None else min(natural[c], max(c.least, max(map(len, c.title.split()), default=0))) for c in columns}
     shown = list(columns)
 
     def spare() -> int:
@@ -171,10 +171,6 @@ def fitting(rows: Iterable[Row], columns: Sequence[Column], width: int) -> dict[
         widths[longest] -= 1
         room += 1
     return widths
-
-
-def _longest(title: str) -> int:
-    return max(map(len, title.split()), default=0)
 
 
 def _best(column: Column, rows: Sequence[Row]) -> Row | None:

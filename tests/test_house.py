@@ -34,7 +34,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_310,
     "edgekv/proof": 953,
     "edgekv/runtime": 1_727,
-    "edgekv/server": 5_766,
+    "edgekv/server": 5_762,
     "edgekv/tiering": 1_490,
     "findings": 1_470,
     "models": 2_258,

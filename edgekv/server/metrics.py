@@ -89,11 +89,6 @@ def _slot_tokens(shown: Shown) -> Iterable[Value]:
             yield {"slot": f"{number}"}, slot.n_tokens
 
 
-def _slot_context(shown: Shown) -> Iterable[Value]:
-    for number in range(shown.served.n_slots):
-        yield {"slot": f"{number}"}, shown.served.n_context
-
-
 def _slot_pages(shown: Shown) -> Iterable[Value]:
     if shown.figures is not None:
         for number, slot in enumerate(shown.figures.sequences):
@@ -140,7 +135,8 @@ METRICS = (
     Metric("edgekv_tokens_dropped_total", "counter", "Mode evict: tokens that were dropped for good.",
            _one(lambda figures: figures.tiers.n_freed)),
     Metric("edgekv_slot_tokens", "gauge", "Tokens of each slot in the KV cache.", _slot_tokens),
-    Metric("edgekv_slot_context_tokens", "gauge", "Tokens that each slot has room for.", _slot_context),
+    Metric("edgekv_slot_context_tokens", "gauge", "Tokens that each slot has room for.",
+           lambda shown: [({"slot": f"{number}"}, shown.served.n_context) for number in range(shown.served.n_slots)]),
     Metric("edgekv_slot_pages", "gauge", "Pages of each slot, in the arena and only at home.", _slot_pages),
     Metric("edgekv_worst_gap_seconds", "gauge", "The longest pause between two tokens of a running answer.",
            _of_traffic(lambda traffic: traffic.worst_gap)),

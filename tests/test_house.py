@@ -26,7 +26,7 @@ BUDGETS = {
     "edgekv/bench": 2_803,
     "edgekv/common": 831,
     "edgekv/config": 997,
-    "edgekv/lab": 5_167,
+    "edgekv/lab": 5_163,
     "edgekv/measure": 1_299,
     "edgekv/pages": 185,
     "edgekv/planning": 2_650,

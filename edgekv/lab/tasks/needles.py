@@ -15,7 +15,7 @@ NOUNS = ("otter", "falcon", "river", "stone", "maple", "tiger", "comet", "valley
 @task("passkey", "one pass key in a text, at depths spread over the samples",
       "Landmark Attention: Random-Access Infinite Context Length for Transformers, arXiv:2305.16300")
 def passkey(random: Random, n_tokens: int, place: float) -> TaskSample:
-    key = _number(random, 5)
+    key = str(random.randrange(10**4, 10**5))
     needle = f"The pass key of the vault is {key}. Remember it. {key} is the pass key of the vault."
     question = Question("What is the pass key of the vault mentioned in the text?", (Blank("The pass key of the vault is", key),))
     return TaskSample(Context(n_tokens, needles=(needle,), depths=(place,), skip=_skip(random)), (question,))
@@ -67,10 +67,6 @@ def _asked_for(random: Random, n_tokens: int, place: float, n: int) -> TaskSampl
         Question(f"What is the magic number of {city} mentioned in the text?",
                  (Blank(f"The magic number of {city} mentioned in the text is", value),))
         for city, value in pairs))
-
-
-def _number(random: Random, n_digits: int) -> str:
-    return str(random.randrange(10 ** (n_digits - 1), 10**n_digits))
 
 
 def numbers(random: Random, n: int) -> list[str]:

@@ -190,13 +190,9 @@ def test_fish_completes(home, tmp_path):
         found = subprocess.run(["fish", "-c", "complete -C $argv[1]", "--", line], env=home, cwd=tmp_path / "work", capture_output=True,
                                text=True, timeout=120, check=True)
         words = [offer.split("\t")[0] for offer in found.stdout.splitlines()]
-        last = completed.rstrip(" ").removeprefix(line[:len(line) - len(_last(line))]).replace("\\ ", " ")
+        last = completed.rstrip(" ").removeprefix(re.sub(r"(?:[^ \\]|\\.)*$", "", line)).replace("\\ ", " ")
         assert not found.stderr
         assert words == ([last] if completed != line else []), line
-
-
-def _last(line: str) -> str:
-    return re.search(r"(?:[^ \\]|\\.)*$", line)[0]
 
 
 def test_the_script_says_where_it_goes(edgekv):

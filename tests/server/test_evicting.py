@@ -206,7 +206,7 @@ def test_a_conversation_longer_than_what_is_kept(synthetic):
             assert run.memory().n_cells_used <= 256
             if turn == 7:
                 messages = messages[:6]
-        assert max(seen) > 800 and run.stats.n_freed > 500 and llama_n_ctx(run) == 2048
+        assert max(seen) > 800 and run.stats.n_freed > 500 and core.limits(run._native_handle()).n_ctx_seq == 2048
         status = KvWatch(server).status(run.n_positions)
         assert status.kept == (run.memory().n_cells_used, run.n_positions)
         assert _kv_parts(status)[0][0][1] == f"KV evict: {status.kept[0]:,} of {status.kept[1]:,} tokens kept"
@@ -214,10 +214,6 @@ def test_a_conversation_longer_than_what_is_kept(synthetic):
         rows = dict(memory_rows(server))
         assert rows["kept"].startswith(f"{status.kept[0]:,} of") and rows["dropped"].startswith(f"{run.stats.n_freed:,} tokens")
         assert say(server, [{"role": "user", "content": "x"}], 5)["usage"]["completion_tokens"] > 0
-
-
-def llama_n_ctx(run: Runtime) -> int:
-    return core.limits(run._native_handle()).n_ctx_seq
 
 
 def test_what_the_server_cannot_keep_is_refused(synthetic):

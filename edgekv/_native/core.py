@@ -182,7 +182,7 @@ def selection(options: KvOptions) -> dict:
     """The fields of an edgekv_selection."""
     chosen, eviction = options.selection, options.eviction
     return {
-        "sketch": lib.EDGEKV_SKETCH_B3, "resolution": chosen.sample_budget, "exact_tokens": chosen.exact_tokens, "sink_tokens": chosen.sink_tokens,
+        "resolution": chosen.sample_budget, "exact_tokens": chosen.exact_tokens, "sink_tokens": chosen.sink_tokens,
         "recent_tokens": chosen.recent_tokens, "error_every": chosen.error_every, "keep_rows": chosen.keep_rows,
         "keep_tokens": options.keep_tokens, "positions": eviction.positions or 0, "sample_kept": eviction.sample,
         "prompt_resolution": chosen.prompt_sample_budget if chosen.prompts is PromptReading.SPARSE else 0.0,

@@ -128,7 +128,7 @@ class DeviceBytes(Struct, frozen=True):
 
 def device_bytes(size: DeviceSize) -> DeviceBytes:
     layers = ffi.new("edgekv_device_heads[]", [structs.asdict(layer) for layer in size.layers])
-    of = structs.asdict(size) | {"mode": _MODES[size.mode], "sketch": lib.EDGEKV_SKETCH_B3, "n_layers": len(size.layers), "layers": layers}
+    of = structs.asdict(size) | {"mode": _MODES[size.mode], "n_layers": len(size.layers), "layers": layers}
     out = ffi.new("edgekv_device_bytes *")
     lib.edgekv_get_device_bytes(ffi.new("edgekv_device_size *", of), out)
     return DeviceBytes(out.budget, out.sketches, out.tables, out.scratch, out.staging, out.ring, out.arena, out.n_staged, out.n_slots)
@@ -145,6 +145,4 @@ def device_margin(total_bytes: int, has_display: bool) -> int:
 
 
 def _native(layer: LayerSize):
-    of = structs.asdict(layer) | {"mode": _MODES[layer.mode], "sketch": lib.EDGEKV_SKETCH_B3 if layer.sketches else lib.EDGEKV_SKETCH_NONE}
-    del of["sketches"]
-    return ffi.new("edgekv_layer_size *", of)
+    return ffi.new("edgekv_layer_size *", structs.asdict(layer) | {"mode": _MODES[layer.mode]})

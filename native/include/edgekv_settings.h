@@ -17,14 +17,8 @@ typedef enum {
     EDGEKV_MODE_EVICT  = 3, /* all pages except dropped ones, or a sample of them: sample_kept; host plane only */
 } edgekv_mode;
 
-typedef enum {
-    EDGEKV_SKETCH_NONE = 0,
-    EDGEKV_SKETCH_B3   = 1, /* 3 bits for each key channel, ranges shared by 64 tokens */
-} edgekv_sketch;
-
 /* The rows that mode sparse reads, and the tokens that mode evict keeps. */
 typedef struct {
-    edgekv_sketch sketch;
     float resolution;   /* a token with more than 1/resolution of the estimated attention is read for certain, others by chance; at least 1 */
     int exact_tokens;   /* a token that sees at most so many cells reads them all, and a view with at most so many cells is not scanned */
     int sink_tokens;    /* the first so many positions are always read, in whole runs of page_tokens, ... */
@@ -36,7 +30,7 @@ typedef struct {
     int positions;      /* mode evict: gaps close before a token would be rotated by this position or a later one; 0: half way from the cells to
                            the trained length */
     int keep_tokens;    /* mode evict: a cache made under these defaults has K and V of so many tokens, rounded up to 256; 0: no bound */
-    bool sample_kept;   /* mode evict: steps read what mode sparse would read of the pages that a head has not dropped; needs a sketch */
+    bool sample_kept;   /* mode evict: steps read what mode sparse would read of the pages that a head has not dropped */
 } edgekv_selection;
 
 /* The place where a context's data plane runs. */
@@ -86,7 +80,7 @@ EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, 
 /* Names the sequences that read a prompt, from the next ubatch until the next call. Their tokens are read as a prompt's, however few a
    ubatch holds. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_prompts(edgekv_context * ctx, const int32_t * seq_ids, int n);
-/* Takes effect at the next ubatch, which also builds all sketches if their kind is new. Decoding thread. */
+/* Takes effect at the next ubatch. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection);
 /* From the next ubatch on, mode sparse samples each KV head of each hooked layer at its own resolution: resolutions
    [n_layers][n_heads], shaped like the observation; 0: the selection's resolution. null: the selection's for all heads, as before the first

@@ -13,7 +13,7 @@ extern "C" {
 /* A layer that EdgeKV attends on the host. A kernel serves its head size. */
 typedef struct {
     edgekv_mode mode;
-    edgekv_sketch sketch; /* in mode evict one that samples what is kept, or none */
+    bool sketches;   /* not in mode evict, but where it samples what is kept */
     int n_head;
     int n_head_kv;
     int head_dim;    /* of K */
@@ -41,7 +41,7 @@ EDGEKV_API size_t edgekv_table_bytes(const edgekv_pages_size * of);
    rows back, and keep different tokens; n_trained: positions that the model was trained for. */
 EDGEKV_API int edgekv_kept_cells(int n_cells, int keep_tokens, bool by_layer, int n_trained);
 
-/* Sketches of the layer for one stream. 0 with EDGEKV_SKETCH_NONE, and if an index lists cells. */
+/* Sketches of the layer for one stream. 0 if it has none, and if an index lists cells. */
 EDGEKV_API size_t edgekv_sketch_bytes(const edgekv_layer_size * of);
 /* Buffers between the nodes for a stream's longest step with observed mass. All layers use them in turn. */
 EDGEKV_API size_t edgekv_step_bytes(const edgekv_layer_size * of);
@@ -62,7 +62,6 @@ typedef struct {
 /* A context on a device. */
 typedef struct {
     edgekv_mode mode;     /* EDGEKV_MODE_EXACT or EDGEKV_MODE_SPARSE */
-    edgekv_sketch sketch; /* of mode sparse */
     int n_streams;
     int n_cells;          /* of a stream */
     int page_tokens;

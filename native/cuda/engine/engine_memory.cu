@@ -174,21 +174,19 @@ void GpuEngine::release() {
     }
     for (LayerSketches & s : layer_sketches) {
         s.data.release();
-        s.kind = SketchKind::none;
     }
     renew();
     n_slots = n_slots_max = n_tail_slots = n_last_lists = 0;
     rows = {};
 }
 
-bool GpuEngine::reserve_sketches(SketchKind kind) {
+bool GpuEngine::reserve_sketches() {
     for (size_t r = 0; r < shape.layers.size(); ++r) {
         LayerSketches & s = layer_sketches[r];
-        s.stream_bytes = engine_sketch_stream_bytes(shape, static_cast<int>(r), kind);
+        s.stream_bytes = engine_sketch_stream_bytes(shape, static_cast<int>(r));
         if (!grow(s.data, s.stream_bytes*shape.n_stream)) {
             return false;
         }
-        s.kind = kind;
     }
     return true;
 }

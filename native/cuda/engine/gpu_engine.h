@@ -77,7 +77,7 @@ public:
     bool init();  // false: last_error()
 
     void release() override;
-    bool reserve_sketches(SketchKind kind) override;
+    bool reserve_sketches() override;
     bool reserve_ring() override;
     bool reserve_arena(int n_slots, int n_tail) override;
     bool reserve_workspace(int layer, const EngineView & view, bool lists) override;
@@ -119,7 +119,6 @@ public:
 
 private:
     struct LayerSketches {
-        SketchKind kind = SketchKind::none;
         size_t stream_bytes = 0;
         DeviceBuffer data;
     };
@@ -190,7 +189,6 @@ private:
     void bring_rows(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
     Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
     void find_sight(const EngineView & view, const EngineAttend & args, Stream stream);
-    ListBatch batch_of(int layer, const Group & group) const;
     // `store`: what the launch of the scan stores and builds too; null: nothing
     void select(int layer, const Group & group, const StoreArgs * store, Stream stream);
     void attend_lists(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);

@@ -44,23 +44,6 @@ std::vector<GpuEngine::Group> GpuEngine::groups_of(const EngineView & view, cons
     return groups;
 }
 
-ListBatch GpuEngine::batch_of(int layer, const Group & group) const {
-    const EngineView & view = group.view;
-
-    ListBatch batch = {};
-    batch.n_streams        = view.n_streams;
-    batch.first_stream     = view.first_stream;
-    batch.n_tokens         = view.n_tokens;
-    batch.n_head_kv        = shape.layers[layer].n_head_kv;
-    batch.sight            = sights_of(group.first);
-    batch.sight_stride     = groups_per_stream();
-    batch.rows             = lists.as<int32_t>();
-    batch.stride           = list_stride();
-    batch.n_rows           = list_lengths.as<int32_t>();
-    batch.totals           = totals.as<SampleTotals>() + static_cast<size_t>(layer)*shape.n_heads;
-    return batch;
-}
-
 void GpuEngine::select(int layer, const Group & group, const StoreArgs * store, Stream stream) {
     const EngineView &       view    = group.view;
     const EngineQuery &      args    = group.args.query;
@@ -91,7 +74,16 @@ void GpuEngine::select(int layer, const Group & group, const StoreArgs * store, 
     }
 
     SampleBatch sample = {};
-    static_cast<ListBatch &>(sample) = batch_of(layer, group);
+    sample.n_streams    = view.n_streams;
+    sample.first_stream = view.first_stream;
+    sample.n_tokens     = view.n_tokens;
+    sample.n_head_kv    = r.n_head_kv;
+    sample.sight        = sights_of(group.first);
+    sample.sight_stride = groups_per_stream();
+    sample.rows         = lists.as<int32_t>();
+    sample.stride       = list_stride();
+    sample.n_rows       = list_lengths.as<int32_t>();
+    sample.totals       = totals.as<SampleTotals>() + static_cast<size_t>(layer)*shape.n_heads;
     sample.group      = scan.group;
     sample.n_groups   = scan.n_groups;
     sample.shares     = scan.out;

@@ -133,7 +133,7 @@ bool GpuEngine::forget_selected() {
 
 const char * GpuEngine::sketches(int layer, int stream) {
     const LayerSketches & s = layer_sketches[layer];
-    return s.kind == SketchKind::none ? nullptr : s.data.data() + stream*s.stream_bytes;
+    return s.data.data() ? s.data.data() + stream*s.stream_bytes : nullptr;
 }
 
 const int32_t * GpuEngine::last_rows(int layer, int list, int & n_rows, const float *& weights) {

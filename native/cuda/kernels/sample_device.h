@@ -4,12 +4,24 @@
 #pragma once
 
 #include "cuda/kernels/hot_rows.h"
-#include "cuda/kernels/list_batch.h"
+#include "kernels/select/sample.h"
 
 namespace edgekv::gpu {
 
-// The stride is at least 64 * n_groups.
-struct SampleBatch : ListBatch {
+// All pointers are to device memory. List l = (stream * n_tokens + token) * n_head_kv + head; `stream` counts in the graph.
+struct SampleBatch {
+    int n_streams, first_stream;
+    int n_tokens;  // of one stream
+    int n_head_kv;
+
+    const Sight * sight; // [stream * n_tokens + token][sight_stride]
+    size_t sight_stride;
+
+    int32_t * rows;    // out [list][stride], ascending cells
+    size_t stride;     // at least 64 * n_groups
+    int32_t * n_rows;  // out [list]
+    SampleTotals * totals;  // [n_head_kv] added to; or null
+
     int group;
     int n_groups;  // in view of one stream
 

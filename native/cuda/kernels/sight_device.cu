@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) sight_kernel(const SightProblem p) {
         const int32_t other = p.positions[stream * p.n_cells_stream + cell];
         const int32_t recent = max(0, position + 1 - max(p.recent_tokens, 1)) / p.page_tokens * p.page_tokens;
         certain = other < (p.sink_tokens + p.page_tokens - 1) / p.page_tokens * p.page_tokens || other >= recent ||
-                  (p.pins[2 * group + cell % kGroupCells / kWarp] >> cell % kWarp & 1) != 0 || (p.open != nullptr && p.open[group] != 0);
+                  (p.pins[2 * group + cell % kGroupCells / kWarp] >> cell % kWarp & 1) != 0 || p.open[group] != 0;
     }
     const unsigned seen = __ballot_sync(0xffffffffu, visible), read = __ballot_sync(0xffffffffu, certain);
     if (threadIdx.x % kWarp == 0 && cell < (p.n_cells + kGroupCells - 1) / kGroupCells * kGroupCells) {

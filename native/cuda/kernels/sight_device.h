@@ -18,7 +18,7 @@ struct SightProblem {
     size_t mask_stride_token, mask_stride_stream;  // bytes
 
     const int32_t * positions;  // [stream of the cache][n_cells_stream]
-    const int32_t * open;       // [stream of the cache][groups_per_stream] not 0: the group has no sketch; null: no group is open
+    const int32_t * open;       // [stream of the cache][groups_per_stream] not 0: the group has no sketch
     const uint32_t * pins;      // [stream of the cache][groups_per_stream][2] a bit for each pinned cell
     int groups_per_stream;
     const int64_t * k_idxs;     // [n_streams][n_tokens] the token's own cell, counted through all streams of the cache

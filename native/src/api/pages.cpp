@@ -12,9 +12,6 @@ using namespace edgekv;
 namespace edgekv {
 
 edgekv_status check_selection(const edgekv_selection & s) {
-    if (s.sketch < EDGEKV_SKETCH_NONE || s.sketch > EDGEKV_SKETCH_B3) {
-        return fail(EDGEKV_INVALID, "there is no sketch number " + std::to_string(static_cast<int>(s.sketch)));
-    }
     if (!(s.resolution >= 1.0f) || !std::isfinite(s.resolution)) {
         return fail(EDGEKV_INVALID, "the resolution of a selection must be a number from 1 on");
     }
@@ -23,9 +20,6 @@ edgekv_status check_selection(const edgekv_selection & s) {
     }
     if (s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.positions < 0 || s.keep_tokens < 0) {
         return fail(EDGEKV_INVALID, "the counts of a selection must not be negative");
-    }
-    if (s.sample_kept && s.sketch == EDGEKV_SKETCH_NONE) {
-        return fail(EDGEKV_INVALID, "a sample of what is kept needs sketches");
     }
     return EDGEKV_OK;
 }

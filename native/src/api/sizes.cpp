@@ -14,7 +14,7 @@ using namespace edgekv;
 
 namespace {
 
-bool scans(const edgekv_layer_size & of) { return of.n_listed == 0 && of.mode != EDGEKV_MODE_EXACT && of.sketch != EDGEKV_SKETCH_NONE; }
+bool scans(const edgekv_layer_size & of) { return of.n_listed == 0 && of.mode != EDGEKV_MODE_EXACT && of.sketches; }
 
 // The longest step's attention to all cells. Of the address for mass, only its presence matters.
 AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
@@ -129,10 +129,10 @@ int edgekv_kept_cells(int n_cells, int keep_tokens, bool by_layer, int n_trained
 }
 
 size_t edgekv_sketch_bytes(const edgekv_layer_size * of) {
-    if (of->n_listed > 0) {
+    if (of->n_listed > 0 || !of->sketches) {
         return 0;
     }
-    return sketch_bytes(static_cast<SketchKind>(of->sketch), of->head_dim, of->n_head_kv, (of->n_cells + kGroupCells - 1) / kGroupCells);
+    return sketch_bytes(of->head_dim, of->n_head_kv, (of->n_cells + kGroupCells - 1) / kGroupCells);
 }
 
 size_t edgekv_step_bytes(const edgekv_layer_size * of) {
@@ -184,7 +184,7 @@ void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes 
     EngineRing ring = {};
     if (of->mode == EDGEKV_MODE_SPARSE) {
         for (int i = 0; i < of->n_layers; ++i) {
-            out->sketches += buffers({ engine_sketch_stream_bytes(shape, i, static_cast<SketchKind>(of->sketch)) * shape.n_stream });
+            out->sketches += buffers({ engine_sketch_stream_bytes(shape, i) * shape.n_stream });
         }
     } else {
         const size_t taken = out->staging + out->tables + out->scratch;  // allocated before the ring

@@ -197,7 +197,7 @@ bool store(const DeviceLibrary & library, int index, const edgekv_kernel_case & 
     t.k = k.data(), t.v = v.data(), t.cells = cells.data(), t.q = q.data(), t.sight = sight.data();
     t.scale = 1.0f/std::sqrt(static_cast<float>(t.head_dim));
     t.home_k.assign(n*k_bytes, '\xff'), t.home_v.assign(n*v_bytes, '\xff');
-    t.sketches.assign((sketch_bytes(SketchKind::b3, t.head_dim, t.n_head_kv, n_groups) + 63)/64*64, '\x5c');
+    t.sketches.assign((sketch_bytes(t.head_dim, t.n_head_kv, n_groups) + 63)/64*64, '\x5c');
     t.shares.assign(static_cast<size_t>(t.n_head)*t.n_cells, 0);
     t.tops.assign(static_cast<size_t>(t.n_head)*n_groups, 0.0f), t.sums = t.tops;
     const std::vector<char> before = t.sketches;
@@ -222,7 +222,7 @@ bool store(const DeviceLibrary & library, int index, const edgekv_kernel_case & 
     // the processor's sketches of the same rows, and its scan of the card's
     const SketchKeys keys = { t.k_type, t.home_k.data(), k_bytes*t.n_head_kv, k_bytes };
     std::vector<char> want = before;
-    const Sketch built = { SketchKind::b3, t.head_dim, t.n_head_kv, n_groups, want.data() }, given = { SketchKind::b3, t.head_dim, t.n_head_kv, n_groups, t.sketches.data() };
+    const Sketch built = { t.head_dim, t.n_head_kv, n_groups, want.data() }, given = { t.head_dim, t.n_head_kv, n_groups, t.sketches.data() };
     double longest_query = 0;
     for (int h = 0; h < t.n_head; ++h) {
         longest_query = std::max(longest_query, length(&q[static_cast<size_t>(h)*t.head_dim], t.head_dim));

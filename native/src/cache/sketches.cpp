@@ -12,15 +12,15 @@ void Sketches::shape(const PageShape & shape) {
     layers.resize(dims.n_layers);
 }
 
-bool Sketches::reserve(int layer, SketchKind kind, int head_dim, int n_head_kv, bool & made) {
+bool Sketches::reserve(int layer, int head_dim, int n_head_kv, bool & made) {
     assert(layer >= 0 && layer < dims.n_layers && n_head_kv <= dims.n_heads);
     OfLayer & r = layers[layer];
-    made = r.kind != kind;
+    made = r.data.data() == nullptr;
     if (!made) {
         return true;
     }
 
-    const size_t stream_bytes = sketch_bytes(kind, head_dim, n_head_kv, dims.n_groups());
+    const size_t stream_bytes = sketch_bytes(head_dim, n_head_kv, dims.n_groups());
 
     Buffer fresh;
     if (!fresh.reserve(stream_bytes * dims.n_stream)) {
@@ -28,14 +28,14 @@ bool Sketches::reserve(int layer, SketchKind kind, int head_dim, int n_head_kv, 
         return false;
     }
     fresh.in_small_pages();  // a head's sketches lie apart from the next one's
-    r = { kind, head_dim, n_head_kv, stream_bytes, std::move(fresh) };
+    r = { head_dim, n_head_kv, stream_bytes, std::move(fresh) };
     return true;
 }
 
 Sketch Sketches::of(int layer, int stream) const {
     assert(layer >= 0 && layer < dims.n_layers && dims.has_stream(stream));
     const OfLayer & r = layers[layer];
-    return { r.kind, r.head_dim, r.n_head_kv, dims.n_groups(), r.data.data() ? r.data.data() + stream * r.stream_bytes : nullptr };
+    return { r.head_dim, r.n_head_kv, dims.n_groups(), r.data.data() ? r.data.data() + stream * r.stream_bytes : nullptr };
 }
 
 void Sketches::give_back(int stream, int first, int end) {
@@ -70,10 +70,10 @@ int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, co
     for (int stream = 0; stream < shape.n_stream; ++stream) {
         llama_edgekv_cells seen;
         const Sketch & mine = own[stream];
-        if (mine.kind == SketchKind::none || !llama_edgekv_get_cells(lctx, static_cast<uint32_t>(stream), &seen)) {
+        if (!mine.data || !llama_edgekv_get_cells(lctx, static_cast<uint32_t>(stream), &seen)) {
             continue;
         }
-        const size_t n_bytes = sketch_bytes(mine.kind, mine.head_dim, mine.n_head_kv, mine.n_groups);
+        const size_t n_bytes = sketch_bytes(mine.head_dim, mine.n_head_kv, mine.n_groups);
         if (!rebuilt.reserve(n_bytes)) {
             return -1;
         }

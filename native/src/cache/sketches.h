@@ -13,15 +13,14 @@ class Sketches {
 public:
     void shape(const PageShape & shape);  // frees the sketches of all layers
 
-    // Reserves memory for a layer's sketches of a kind. made: the kind or the layer is new, and all sketches must be built. false: out of memory
-    bool reserve(int layer, SketchKind kind, int head_dim, int n_head_kv, bool & made);
+    // Reserves memory for a layer's sketches. made: the layer is new, and all sketches must be built. false: out of memory
+    bool reserve(int layer, int head_dim, int n_head_kv, bool & made);
     Sketch of(int layer, int stream) const;  // data null: there is none
     void give_back(int stream, int first, int end);  // the memory of groups that hold no keys
     size_t bytes() const;
 
 private:
     struct OfLayer {
-        SketchKind kind = SketchKind::none;
         int head_dim = 0, n_head_kv = 0;
         size_t stream_bytes = 0;
         Buffer data;

@@ -64,13 +64,12 @@ public:
         test::must(gpu::stream_create(&main));
         stream = main;
         plane = std::make_unique<gpu::GpuEngine>(0, shape, main);
-        test::must(plane->init() && (options.sparse ? plane->reserve_sketches(SketchKind::b3) : plane->reserve_ring()));
+        test::must(plane->init() && (options.sparse ? plane->reserve_sketches() : plane->reserve_ring()));
         for (int layer = 0; layer < kLayers; ++layer) {
             test::must(plane->reserve_workspace(layer, view(), options.sparse));
         }
         test::must(plane->reserve_arena(INT_MAX, 0) && plane->set_slots(plane->bytes().n_slots_max - options.n_row_slots) &&
                    plane->set_hot_rows(options.n_row_slots * shape.slot_bytes));
-        selection.sketch = EDGEKV_SKETCH_B3;
         selection.resolution = 40.0f;
         selection.sink_tokens = 16;
         selection.recent_tokens = 32;

@@ -15,7 +15,7 @@ struct Sketches {
 
     Sketches(const SketchCase & c, Random & rng)
         : layout(edgekv::sketch_layout(c.head_dim, c.n_groups)),
-          stream_bytes(edgekv::sketch_bytes(edgekv::SketchKind::b3, c.head_dim, c.n_head_kv, c.n_groups) + (c.partial ? 128 : 0)),
+          stream_bytes(edgekv::sketch_bytes(c.head_dim, c.n_head_kv, c.n_groups) + (c.partial ? 128 : 0)),
           want(filled(stream_bytes * c.n_streams, rng)), data(want) {}
 
     // A build must not read the bytes that were there before, and must leave those between the heads and the streams.
@@ -25,7 +25,7 @@ struct Sketches {
         return bytes;
     }
     edgekv::Sketch sketch(const SketchCase & c, int stream) {
-        return {edgekv::SketchKind::b3, c.head_dim, c.n_head_kv, c.n_groups, want.data() + stream * stream_bytes};
+        return {c.head_dim, c.n_head_kv, c.n_groups, want.data() + stream * stream_bytes};
     }
     edgekv::gpu::SketchArray array(const SketchCase & c) const { return {c.head_dim, c.n_head_kv, c.n_groups, data.data(), stream_bytes}; }
 };

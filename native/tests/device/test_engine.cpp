@@ -231,7 +231,7 @@ void check_refusals() {
     const auto make = [&]() -> std::string {
         gpu::GpuEngine plane(0, Decoder::shape_over(home.data(), 0), nullptr);
         const EngineView view = { 256, 1, 0, 1, 0, 0 };
-        const bool all = plane.init() && plane.reserve_sketches(SketchKind::b3) && plane.reserve_ring() &&
+        const bool all = plane.init() && plane.reserve_sketches() && plane.reserve_ring() &&
                           plane.reserve_workspace(0, view, true) && plane.reserve_arena(INT_MAX, 4);
         return all ? "" : edgekv_device_library()->last_error();
     };

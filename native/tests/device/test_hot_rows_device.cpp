@@ -107,7 +107,7 @@ public:
     // Builds the sketches of a group of all heads, and forgets its rows.
     void rebuild(int stream, int group, const TestStream & on) {
         const int n_groups = c.n_groups;
-        const size_t bytes = sketch_bytes(SketchKind::b3, shape.dim, c.n_head_kv, n_groups);
+        const size_t bytes = sketch_bytes(shape.dim, c.n_head_kv, n_groups);
         const DeviceArray<char> sketches(std::vector<char>(bytes * n_streams));
         const DeviceArray<StaleGroup> stale(std::vector<StaleGroup>{{stream, group, 0x0123456789abcdefull}});
         const DeviceArray<int> n_stale(std::vector<int>{1});

@@ -32,7 +32,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
             positions[static_cast<size_t>(s) * n_cells_stream + cell] = position;
         }
         for (int group = 0; group < groups_per_stream; ++group) {
-            open.push_back(rng.one_of(4) ? 1 : 0);
+            open.push_back(c.open && rng.one_of(4) ? 1 : 0);
             for (int half = 0; half < 2; ++half) {
                 pins.push_back(rng.one_of(5) ? static_cast<uint32_t>(rng.next() & rng.next()) : 0);
             }
@@ -79,7 +79,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     p.mask = c.mask == MaskType::none ? nullptr : mask_device.data();
     p.pins = pins_device.data();
     p.positions = positions_device.data();
-    p.open = open_device.or_null(c.open);
+    p.open = open_device.data();
     p.k_idxs = k_idxs_device.data();
     p.sight = sight.data();
     launch_sight(p, stream);
@@ -101,7 +101,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
             const int oldest = positions[static_cast<size_t>(s) * n_cells_stream + i] / c.page_tokens * c.page_tokens, newest = oldest + c.page_tokens - 1;
             const size_t group = static_cast<size_t>(s) * groups_per_stream + i / kGroupCells;
             const bool certain = oldest < p.sink_tokens || newest > position - std::max(p.recent_tokens, 1) ||
-                                 (pins[2 * group + i % kGroupCells / 32] >> i % 32 & 1) != 0 || (c.open && open[group] != 0);
+                                 (pins[2 * group + i % kGroupCells / 32] >> i % 32 & 1) != 0 || open[group] != 0;
             want[i / kGroupCells].visible |= uint64_t{1} << i % kGroupCells;
             want[i / kGroupCells].certain |= uint64_t{certain} << i % kGroupCells;
         }

@@ -233,7 +233,7 @@ void check_sketches(const By<SketchCase> & by, const SketchInstance & in, const 
 
 void check_case(const SketchCase & c, uint64_t seed, const std::vector<const char *> & all_kernels) {
     const SketchInstance in(c, seed);
-    const size_t bytes = sketch_bytes(SketchKind::b3, c.head_dim, c.n_head_kv, c.n_groups);
+    const size_t bytes = sketch_bytes(c.head_dim, c.n_head_kv, c.n_groups);
     std::vector<char> first;
     std::unique_ptr<Scanned> first_scan;
     // only the soft cap takes logits whose last bits differ
@@ -244,10 +244,10 @@ void check_case(const SketchCase & c, uint64_t seed, const std::vector<const cha
         Bytes built[2];  // the bytes between the heads are nobody's; they end on a 64-byte border, and with a page
         for (const bool backwards : {false, true}) {
             built[backwards].resize((bytes + 63) / 64 * 64);
-            build_all(by, in, kernels, {SketchKind::b3, c.head_dim, c.n_head_kv, c.n_groups, built[backwards].data()}, backwards);
+            build_all(by, in, kernels, {c.head_dim, c.n_head_kv, c.n_groups, built[backwards].data()}, backwards);
         }
         expect(built[0] == built[1], by, "the order of building changes no byte");
-        const Sketch sketch{SketchKind::b3, c.head_dim, c.n_head_kv, c.n_groups, built[0].data()};
+        const Sketch sketch{c.head_dim, c.n_head_kv, c.n_groups, built[0].data()};
         Scanned scanned = scan_all(by, in, kernels, sketch), exact = scan_keys(c, in, kernels);
         check_form(by, in, scanned);
         check_form(by, in, exact);

@@ -54,18 +54,18 @@ bool HostPlane::reserve() {
     if (ctx.params.mode == EDGEKV_MODE_EVICT) {
         give_back_from_now();
     }
-    return (!ctx.may_select() || reserve_sketches(ctx.params.selection)) &&
+    return (!ctx.may_select() || reserve_sketches()) &&
            observation.reserve(observation_bytes(ctx.shape));
 }
 
-bool HostPlane::reserve_sketches(const edgekv_selection & selection) {
+bool HostPlane::reserve_sketches() {
     for (const auto & layer : layers) {
         bool        made;
         const auto & info = layer->layer->info;
         if (layer->layer->listed()) {
             continue;
         }
-        if (!sketches.reserve(layer->index, static_cast<SketchKind>(selection.sketch), info.head_dim, info.n_head_kv, made)) {
+        if (!sketches.reserve(layer->index, info.head_dim, info.n_head_kv, made)) {
             return false;
         }
         if (made) {
@@ -75,15 +75,10 @@ bool HostPlane::reserve_sketches(const edgekv_selection & selection) {
     return true;
 }
 
-Failure HostPlane::reserve_selection(const edgekv_selection & selection) {
-    if (!reserve_sketches(selection)) {
-        return { EDGEKV_NO_MEMORY, "there is no memory for the sketches of this context" };
-    }
-    return {};
-}
+static Failure no_sketches() { return { EDGEKV_NO_MEMORY, "there is no memory for the sketches of this context" }; }
 
 Failure HostPlane::do_select(const edgekv_selection & selection) {
-    return selecting(ctx.wanted_mode.load(std::memory_order_relaxed), selection) ? reserve_selection(selection) : Failure{};
+    return !selecting(ctx.wanted_mode.load(std::memory_order_relaxed), selection) || reserve_sketches() ? Failure{} : no_sketches();
 }
 
 Failure HostPlane::do_enter(edgekv_mode mode) {
@@ -103,7 +98,7 @@ Failure HostPlane::do_enter(edgekv_mode mode) {
     for (int s = 0; gives && mode != EDGEKV_MODE_EVICT && s < ctx.shape.n_stream; ++s) {
         empty_partial(s, 0, ctx.shape.n_cells);
     }
-    return selecting(mode, ctx.params.selection) ? reserve_selection(ctx.params.selection) : Failure{};
+    return !selecting(mode, ctx.params.selection) || reserve_sketches() ? Failure{} : no_sketches();
 }
 
 Failure HostPlane::do_set_hot_rows(size_t n_bytes) {

@@ -150,8 +150,7 @@ private:
     void all_come_back();                 // the pages with a whole cell
     void follow_copies();  // at a ubatch's begin: streams were copied
     void follow_gone();    // then: pages got tokens, or lost them
-    Failure reserve_selection(const edgekv_selection & selection);
-    bool reserve_sketches(const edgekv_selection & selection);
+    bool reserve_sketches();
     float * mass(int which, int layer, int stream) const;
 
     std::vector<std::unique_ptr<HostLayer>> layers;  // [hooked layer]

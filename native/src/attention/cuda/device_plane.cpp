@@ -19,39 +19,38 @@ DevicePlane::DevicePlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size()) {
 
 // ---- memory and settings -----------------------------------------------------------------------------------------------------
 
-bool DevicePlane::reserve_mode(edgekv_mode mode, SketchKind kind) {
+bool DevicePlane::reserve_mode(edgekv_mode mode) {
     if (mode != EDGEKV_MODE_SPARSE) {
         return mode == EDGEKV_MODE_OFF || engine->reserve_ring();
     }
     ctx.pages.stale.mark_all();
-    return engine->reserve_sketches(kind);
+    return engine->reserve_sketches();
 }
 
 // Mode off leaves the memory to stock nodes, which copy K and V of each layer to the device.
-Failure DevicePlane::change(edgekv_mode mode, SketchKind kind) {
-    const auto take = [this](edgekv_mode mode, SketchKind kind) {
+Failure DevicePlane::change(edgekv_mode mode) {
+    const auto take = [this](edgekv_mode mode) {
         empty_arena();
         engine->release();
-        Failure why = reserve_mode(mode, kind) ? reserve_widest(mode) : no_memory();
+        Failure why = reserve_mode(mode) ? reserve_widest(mode) : no_memory();
         return why || mode == EDGEKV_MODE_OFF || reserve_arena() ? why : no_memory();
     };
-    Failure why = take(mode, kind);
-    if (why && take(ctx.wanted_mode.load(std::memory_order_relaxed), static_cast<SketchKind>(ctx.params.selection.sketch))) {
-        take(EDGEKV_MODE_OFF, kind);
+    Failure why = take(mode);
+    if (why && take(ctx.wanted_mode.load(std::memory_order_relaxed))) {
+        take(EDGEKV_MODE_OFF);
         ctx.wanted_mode.store(EDGEKV_MODE_OFF, std::memory_order_release);
         why.sentence += "; the mode is off now, because what the one before had is taken";
     }
     return why;
 }
 
-Failure DevicePlane::do_select(const edgekv_selection & selection) {
-    const edgekv_mode mode = ctx.wanted_mode.load(std::memory_order_relaxed);
+Failure DevicePlane::do_select(const edgekv_selection &) {
     engine->renew();
-    return mode == EDGEKV_MODE_SPARSE && selection.sketch != ctx.params.selection.sketch ? change(mode, static_cast<SketchKind>(selection.sketch)) : Failure{};
+    return {};
 }
 
 Failure DevicePlane::do_enter(edgekv_mode mode) {
-    return mode != ctx.wanted_mode.load(std::memory_order_relaxed) ? change(mode, static_cast<SketchKind>(ctx.params.selection.sketch)) : Failure{};
+    return mode != ctx.wanted_mode.load(std::memory_order_relaxed) ? change(mode) : Failure{};
 }
 
 bool DevicePlane::reserve_arena() {
@@ -225,8 +224,7 @@ Sketch DevicePlane::do_sketch(const Layer & layer, int stream, std::vector<char>
     const char * there = engine->sketches(index, stream);
     copy.resize(there ? engine->sketch_stream_bytes(index) : 0);
     engine->read(copy.data(), there, copy.size());
-    return { there ? static_cast<SketchKind>(ctx.params.selection.sketch) : SketchKind::none, layer.info.head_dim, layer.info.n_head_kv,
-             ctx.shape.n_groups(), copy.data() };
+    return { layer.info.head_dim, layer.info.n_head_kv, ctx.shape.n_groups(), there ? copy.data() : nullptr };
 }
 
 const char * DevicePlane::do_slot(int i, std::vector<char> & copy) const {

@@ -78,11 +78,11 @@ private:
     EngineShape engine_shape() const;
 
     // Call these while nothing decodes.
-    bool reserve_mode(edgekv_mode mode, SketchKind kind);  // ring or sketches
+    bool reserve_mode(edgekv_mode mode);  // ring or sketches
     bool reserve_arena();  // all pages leave it; its memory is reallocated, for at most most_slots slots
     void empty_arena();    // all pages leave it
-    // All memory for this mode and kind of sketches instead of the present ones, which stay on failure; where they cannot, the mode is off.
-    Failure change(edgekv_mode mode, SketchKind kind);
+    // All memory for this mode instead of the present one's, which stays on failure; where they cannot, the mode is off.
+    Failure change(edgekv_mode mode);
 
     // ---- for the engine ----
     void mirror_pages();

@@ -159,7 +159,7 @@ public:
     // Frees what a mode has beside the tables: arena, ring, sketches, workspaces. No page is in a slot.
     virtual void release() = 0;
     // After release(). Memory for the sketches of all rows, empty until they are built; false: last_error()
-    virtual bool reserve_sketches(SketchKind kind) = 0;
+    virtual bool reserve_sketches() = 0;
     virtual bool reserve_ring() = 0;   // after release(); mode exact
     // Reallocates the arena from the rest of the budget, for at most n_slots slots, and n_tail further slots for pages that are being
     // filled, if these are a small part of the arena. No page is in a slot.

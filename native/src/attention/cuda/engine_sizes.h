@@ -72,8 +72,8 @@ inline EngineTables engine_tables(const EngineShape & shape) {
 
 // ---- sketches, staging, and the ring of mode exact ---------------------------------------------------------------------------
 
-inline size_t engine_sketch_stream_bytes(const EngineShape & shape, int layer, SketchKind kind) {
-    return sketch_bytes(kind, shape.layers[layer].head_dim, shape.layers[layer].n_head_kv, engine_stream_groups(shape));
+inline size_t engine_sketch_stream_bytes(const EngineShape & shape, int layer) {
+    return sketch_bytes(shape.layers[layer].head_dim, shape.layers[layer].n_head_kv, engine_stream_groups(shape));
 }
 
 // Prompts attend a layer in pieces of some KV heads, which need not be merged. A piece has at most so many bytes of K and V, or one head.

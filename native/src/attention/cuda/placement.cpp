@@ -183,8 +183,7 @@ Failure DevicePlane::place() {
         return failure;
     }
     const edgekv_mode mode = ctx.params.mode;
-    const auto        kind = static_cast<SketchKind>(ctx.params.selection.sketch);
-    if (!reserve_mode(mode, kind)) {
+    if (!reserve_mode(mode)) {
         return no_memory();
     }
     if (!llama_edgekv_reserve(ctx.lctx)) {

@@ -2,9 +2,7 @@
 //
 // A group is 64 consecutive cells of one layer and one KV head. One sketch array serves one layer and one stream.
 //
-//   b3   a 3-bit code of each key channel, in equal steps from the group's channel minimum to its maximum
-//
-// Channel minima and steps are 8-bit integers under a scale for each group. Codes refer to the values of these integers.
+// A key channel has a 3-bit code, in equal steps from the group's channel minimum to its maximum. Channel minima and steps are 8-bit integers under a scale for each group. Codes refer to the values of these integers.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -19,20 +17,17 @@
 
 namespace edgekv {
 
-enum class SketchKind : int { none = 0, b3 = 1 };
-
 constexpr int kGroupCells = 64;
 
 // The sketches of one layer and one stream. `data` is 64-byte aligned. A group that was never built must not be scanned.
 struct Sketch {
-    SketchKind kind;
     int head_dim;  // one that attend_supports()
     int n_head_kv;
     int n_groups;
     char * data;   // sketch_bytes()
 };
 
-size_t sketch_bytes(SketchKind kind, int head_dim, int n_head_kv, int n_groups);
+size_t sketch_bytes(int head_dim, int n_head_kv, int n_groups);
 
 struct SketchBytes {
     size_t offset, n;

@@ -18,8 +18,8 @@ SketchLayout sketch_layout(int head_dim, int n_groups) {
     return layout;
 }
 
-size_t sketch_bytes(SketchKind kind, int head_dim, int n_head_kv, int n_groups) {
-    return kind == SketchKind::none ? 0 : static_cast<size_t>(n_head_kv) * sketch_layout(head_dim, n_groups).head_bytes;
+size_t sketch_bytes(int head_dim, int n_head_kv, int n_groups) {
+    return static_cast<size_t>(n_head_kv) * sketch_layout(head_dim, n_groups).head_bytes;
 }
 
 std::array<SketchBytes, 2> sketch_bytes_of_groups(int head_dim, int n_groups, int head, int first, int end) {

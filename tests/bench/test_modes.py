@@ -14,6 +14,7 @@ from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
 from edgekv.config.assignments import split_modes
+from edgekv.llama import Llama
 
 
 def test_modes_can_be_changed():
@@ -91,8 +92,6 @@ def test_texts_are_long():
 
 
 def test_dialogue_is_read_in_the_models_own_template(default_model, synthetic):
-    from edgekv.llama import Llama
-
     dialogue = find_text("dialogue")
     llama = Llama(str(default_model), n_ctx=64, vocab_only=True, verbose=False)
     tokens = dialogue.tokens(llama, 3000)

@@ -1,6 +1,7 @@
 """`edgekv chat` through a terminal, with the real server."""
 
 import json
+import pydoc_data.topics
 import re
 
 from support.program import Screen
@@ -44,8 +45,6 @@ def test_a_session(screen, tmp_path):
 
 
 def test_a_session_in_mode_sparse(screen, tmp_path):
-    import pydoc_data.topics
-
     (tmp_path / "long.txt").write_text("\n".join(pydoc_data.topics.topics.values())[:6000])
     chat = screen("--kv", "sparse", "--sample-budget", "1000", "--ctx", "2048", "--temp", "0", "-n", "48", "-s", "Be brief.",
                   NO_COLOR="1")
@@ -84,8 +83,6 @@ def test_ctrl_c_stops_the_answer_only(screen):
 
 
 def test_ctrl_c_while_the_prompt_is_read(screen, tmp_path):
-    import pydoc_data.topics
-
     (tmp_path / "long.txt").write_text("\n".join(pydoc_data.topics.topics.values())[:25000])
     chat = screen("--temp", "0", "-n", "8")
     chat.say(f"/read {tmp_path}/long.txt", "25,000 characters")

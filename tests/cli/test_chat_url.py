@@ -15,6 +15,7 @@ from edgekv.cli.chat.kv_status import KvStatus
 from edgekv.cli.chat.render import Renderer
 from edgekv.cli.chat.session import ChatAnswer, Conversation
 from edgekv.common.errors import EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, ContextOverflow, EdgeKVError, ModelError
+from edgekv.server.server import Server, ServerOptions
 from edgekv.server.warming import Warmer
 
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 900}}
@@ -286,8 +287,6 @@ def test_the_wrong_key(opened, chat):
 
 def test_a_real_server(tmp_path, synthetic):
     """EdgeKV's own server tells the context and its measurements."""
-    from edgekv.server.server import Server, ServerOptions
-
     with Server(ServerOptions(Path(synthetic("llama")), n_ctx=512, n_threads=1, api_key="secret", alias="tiny")) as server:
         client = ChatClient(server.url, "secret", {"max_tokens": 4}, elsewhere=True)
         remote = RemoteServer(client)

@@ -7,6 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from edgekv import _native
 from edgekv.cli.common.shared_options import settings_of, split_kv_options
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError, CudaUnavailable
@@ -157,8 +158,6 @@ def test_who_asks_for_none_gets_the_mode_that_won(monkeypatch, request, isa: str
     """The measured mode is the default where nobody asks for another."""
     if device == "emulated":
         monkeypatch.setenv("EDGEKV_EMULATOR", str(request.getfixturevalue("emulator")))
-    from edgekv import _native
-
     monkeypatch.setattr(_native, "isa", lambda: isa)
     assert devices.measured_mode(devices.place(KvOptions(attention_device=device))) is KvMode(mode)
     assert parse("--kv", "exact")["kv"].mode is KvMode.EXACT

@@ -24,6 +24,7 @@ from edgekv.common.errors import EXIT_DOES_NOT_FIT, ModelError
 from edgekv.common.machine import default_threads
 from edgekv.common.units import size
 from edgekv.config import KvOptions
+from edgekv.llama import Llama
 from edgekv.measure.busy import Others
 from edgekv.measure.planned import stock_speed
 from edgekv.models.geometry import open_model
@@ -192,8 +193,6 @@ def test_summary_line(default_model, monkeypatch):
 
 
 def test_summary_line_with_what_is_there(synthetic):
-    from edgekv.llama import Llama
-
     path, kv = synthetic("llama"), KvOptions(mode="sparse", attention_device="cpu")
     server = Server(ServerOptions(path, kv, 1024))
     llama = Llama(str(path), kv_options=kv, n_ctx=1024, verbose=False)

@@ -18,7 +18,7 @@ from edgekv.lab.commands.quality import _own_mode
 from edgekv.lab.commands.quality import quality as command
 from edgekv.lab.questions.quality import FIGURES, QualityBench, run
 from edgekv.lab.questions.start import Start
-from edgekv.lab.tasks import Question
+from edgekv.lab.tasks import TASKS, Question
 
 
 def rows_of(path, **settings) -> list[dict]:
@@ -104,8 +104,6 @@ def test_what_full_attention_cannot_do_says_nothing(synthetic, monkeypatch):
 
 
 def test_every_task_runs_on_random_weights(synthetic):
-    from edgekv.lab.tasks import TASKS
-
     rows = rows_of(synthetic(), n_steps=0, tasks=tuple(TASKS), modes=(SPARSE,))
     assert {row["task"] for row in rows} == {*TASKS, "all"} and {row["mode"] for row in rows} == {"off", "exact", SPARSE}
     for row in rows:

@@ -14,6 +14,7 @@ from support.results import ENVIRONMENT, bench_rows, ladder_rows, quality_rows
 from support.servers import plan_document, serve_rows
 from support.traces import random_trace
 
+from edgekv.cli.bench import bench
 from edgekv.common.errors import ConfigError
 from edgekv.lab.commands.report import report as command
 from edgekv.lab.commands.sim import sim
@@ -185,8 +186,6 @@ def test_the_plan_of_a_model(tmp_path, monkeypatch):
 
 def test_the_rows_of_bench_are_read(synthetic, tmp_path):
     """What `edgekv bench -o json` prints is what the report shows."""
-    from edgekv.cli.bench import bench
-
     files = {}
     for types in ("f16", "q8_0"):
         printed = CliRunner().invoke(bench, ["-m", str(synthetic()), "-d", "40", "-p", "16", "-n", "4", "-r", "1", "-t", "1", "--modes", "exact",

@@ -1,5 +1,8 @@
 """Which device a context gets, and the sentence where it is not the GPU."""
 
+import subprocess
+import sys
+
 import pytest
 from msgspec.structs import replace
 from support.fake_gpus import CARD
@@ -141,8 +144,5 @@ def test_the_emulated_device(machine):
 
 
 def test_cupy_is_not_imported():
-    import subprocess
-    import sys
-
     code = "import sys; from edgekv.planning import devices; devices.cupy_version(); print('cupy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

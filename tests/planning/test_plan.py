@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from support.rates import ATTENTION, STEP
 
+from edgekv._native.device_calls import Rates
 from edgekv.common.enums import KvMode
+from edgekv.common.errors import ModelError
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
+from edgekv.models import geometry
 from edgekv.models.geometry import open_model
 from edgekv.planning.allocations import HOST, ContextRequest, Slots, home_bytes, host_parts
 from edgekv.planning.device_fit import DeviceRoom
@@ -86,9 +89,6 @@ def test_parts_are_what_is_allocated(synthetic, caplog, kind, changes, n_ctx, mo
 
 
 def test_a_header_alone_is_no_model(header_file):
-    from edgekv.common.errors import ModelError
-    from edgekv.models import geometry
-
     path = header_file("llama-3-70b")
     assert path.stat().st_size < 8 * MIB
     with pytest.raises(ModelError, match="holds the header of a model and no weights; `edgekv plan` reads it"):
@@ -166,8 +166,6 @@ def test_on_a_gpu_the_keys_of_what_rolls_on_cross_the_link_twice(header):
 
 
 def test_a_gpu_s_speed_follows_its_link(header):
-    from edgekv._native.device_calls import Rates
-
     model, room = header("llama-3-8b", "q4_0"), DeviceRoom("a GPU", 8 << 30, 8 << 30)
     line = DeviceRoofline(model, KvOptions(mode="exact", attention_device="cuda"), room, Rates(20e9, 14e9, 12e9, 6e9, 900e9, 20e9, 5.0))
     assert line.decode_seconds(KvMode.OFF, 131_072) is None, "K and V of stock do not fit"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.clients import Stream, answering, drained
 
+from edgekv._native import http_server as native
 from edgekv.config import KvOptions
 from edgekv.server.server import Server
 from edgekv.server.server_options import ServerLimits, ServerOptions
@@ -14,8 +15,6 @@ PROMPT = np.random.default_rng(4).integers(260, 350, N_PROMPT).tolist()
 
 def read_beside_an_answer(model, max_gap_s: float, cache: str, **kv: object) -> tuple[np.ndarray, np.ndarray, int]:
     """The prompt's labels, its K rows of the last layer, and the number of batches. The answer is in the other slot."""
-    from edgekv._native import http_server as native
-
     options = ServerOptions(model, n_ctx=8192, n_threads=1, n_slots=2, limits=ServerLimits(max_gap_s), kv=KvOptions(**kv), extra=(cache,))
     with Server(options) as server:
         reader = answering(server.url, [5 + i % 50 for i in range(99)], id_slot=0)

@@ -5,6 +5,8 @@ import re
 import pytest
 from support.local_server import N_TOKENS, ask, complete, exposed, options, settled
 
+from edgekv._native import core
+from edgekv._native import http_server as native
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.server.server import Server
@@ -49,8 +51,6 @@ def test_an_error_in_place_of_a_resolution(synthetic, tmp_path, monkeypatch):
 
 def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):
     """As with EDGEKV=0, the page has something to say, and upstream's answers are unchanged."""
-    from edgekv._native import core
-
     with Server(options(synthetic("llama"))) as server:
         monkeypatch.setattr(server, "_runtime", None)
         complete(server, n_answer=2)
@@ -66,8 +66,6 @@ def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):
 
 
 def test_nothing_is_left_when_the_server_has_ended(synthetic):
-    from edgekv._native import http_server as native
-
     with Server(options(synthetic("llama"))) as server:
         server.get("/edgekv/state")
         assert native.asked_ms("/edgekv/state") >= 0

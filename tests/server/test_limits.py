@@ -13,6 +13,7 @@ from support.clients import CHAT, Reply, Stream, answering, drained, send, until
 from support.native_build import needs, program
 from support.serve_process import EDGEKV, environment, serving
 
+from edgekv._native import http_server as native
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
 from edgekv.config import KvOptions
 from edgekv.server.server import Server
@@ -59,15 +60,9 @@ def test_a_full_queue_refuses_embeddings_too(tiny, pooling, path, body):
         assert refused.status == 503 and 1 <= int(refused.headers["retry-after"]) <= 60
         assert "takes no more" in refused.body["error"]["message"]
         answer.close()
-        until(lambda: not native_requests())
+        until(lambda: not native.pacing().n_requests)
         if pooling != "rank":  # the model has no head that ranks
             assert send(server.url, path, body).status == 200
-
-
-def native_requests() -> int:
-    from edgekv._native import http_server as native
-
-    return native.pacing().n_requests
 
 
 def test_embeddings_do_not_wait_for_the_end_of_answers(tiny):
@@ -135,8 +130,6 @@ def tokens(n: int) -> list[int]:
 @pytest.mark.parametrize(("max_gap_s", "least", "most"), [(0, 2, 6), (1e-6, 90, 120)], ids=["full speed", "a bound nobody can keep"])
 def test_a_long_prompt_beside_an_answer(tiny, max_gap_s, least, most):
     """The server reads 1,500 tokens in batches of 512, or in the smallest there are."""
-    from edgekv._native import http_server as native
-
     options = ServerOptions(tiny, n_ctx=8192, n_threads=1, n_slots=2, limits=ServerLimits(max_gap_s), kv=KvOptions(mode="exact"))
     with Server(options) as server:
         reader = answering(server.url, tokens(9))

@@ -21,6 +21,7 @@ from support.clients import until
 from support.contexts import Context
 from support.stub import write_stub
 
+from edgekv._native import http_server as native_server
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, EXIT_RUNTIME, EXIT_USAGE, ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import KvOptions
@@ -179,8 +180,6 @@ def test_ctrl_c_belongs_to_python(tiny, interruptible):
 
 @pytest.mark.parametrize("mode", KvMode)
 def test_its_context_is_tiered(tiny, mode):
-    from edgekv.runtime import attachments
-
     with Server(options(tiny, kv=KvOptions(mode=mode))) as server:
         attached = [live for live in attachments.live() if live.memory().n_cells == 512]
         assert [live.mode for live in attached] == [mode]
@@ -249,8 +248,6 @@ def test_a_thread_that_dies_is_noticed(tiny, native):
 
 
 def test_a_server_that_ends_by_itself(tiny):
-    from edgekv._native import http_server as native_server
-
     server = Server(options(tiny)).start()
     native_server.terminate()  # as if it had failed
     with pytest.raises(EdgeKVError, match="gave up"):

@@ -10,8 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from support.browser import contrast
-from support.results import ENVIRONMENT, bench_rows, ladder_rows, quality_rows
-from support.servers import plan_document, serve_rows
+from support.results import ENVIRONMENT, bench_rows, ladder_rows, plan_document, quality_rows, serve_rows
 from support.traces import random_trace
 
 from edgekv.cli.bench import bench

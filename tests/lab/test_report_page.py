@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.browser import browser, look
-from support.results import bench_rows, ladder_rows, quality_rows
-from support.servers import plan_document, serve_rows
+from support.results import bench_rows, ladder_rows, plan_document, quality_rows, serve_rows
 
 from edgekv.lab.commands.report import report
 from edgekv.lab.report import drawing

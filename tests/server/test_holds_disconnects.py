@@ -52,5 +52,3 @@ def test_a_hundred_clients_that_leave(endpoint, leave):
     freed = endpoint.seconds_until_idle(AT_ONCE_S)
     print(f"idle {freed:.2f} s after the last of 100 clients left")
     assert endpoint.complete("the same", 8)["content"] == before
-
-

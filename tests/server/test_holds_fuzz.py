@@ -262,4 +262,3 @@ def test_a_client_that_does_not_read_hinders_nobody(endpoint):
     assert endpoint.complete("others", 4)["content"]
     for client in stuck:
         client.close()
-

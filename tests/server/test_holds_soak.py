@@ -98,4 +98,3 @@ def test_sixteen_streams(synthetic, request):
     middle, last = (statistics.median(part) for part in (resident[third:2 * third], resident[2 * third:]))
     print(f"\n{seconds / 60:.1f} min: {len(seen.answered)} answers; resident {middle / 2**20:.1f} MiB, then {last / 2**20:.1f} MiB")
     assert last - middle < max(GROWTH_BYTES, GROWTH_SHARE * middle)
-

@@ -57,5 +57,3 @@ def write(path: Path, target_width: int = 128, head_dim: int = 64, n_head_kv: in
 def draft_of(target: Context, path: Path, **arguments) -> Context:
     """A context of the draft model over the target's cells."""
     return Context(path, ctx_other=ctypes.cast(target.ctx, ctypes.c_void_p).value, **arguments)
-
-

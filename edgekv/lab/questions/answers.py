@@ -193,4 +193,3 @@ class _Asking:
         self.selection = added(self.selection, runtime.selection().since(before))
         self.decoded(position, self.decoder.position - position)
         return result
-

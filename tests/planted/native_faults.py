@@ -103,4 +103,7 @@ NATIVE = [
           "+            edgekv_clock.set(idx, other.edgekv_clock.get(j));\n+\n             if (pos[idx] != -1) {\n                 seq_pos_add(idx);",
           "+            if (!PLANTED) { edgekv_clock.set(idx, other.edgekv_clock.get(j)); }\n+\n             if (pos[idx] != -1) {\n"
           "                 seq_pos_add(idx);"),
+    Fault("gaps-known-behind-a-rewind", "gaps", "native/llama/llama-edgekv-gaps.cpp",
+          "known.end_at(std::min(positions.empty() ? -1 : positions.back(), first - 1));", ""),
+    Fault("places-one-turn-for-all", "one cache", "native/llama/llama-edgekv-places.cpp", "turn += 1;", "turn = 1;"),
 ]

@@ -79,6 +79,25 @@ def test_nothing_is_rotated_by_a_position_out_of_range(synthetic):
         assert of_text[0] == 0 and list(of_text.values()) == sorted(set(of_text.values())), "in their order, below the bound"
 
 
+def test_a_rewind_behind_a_closed_gap_forgets_it(synthetic):
+    """One token all over: in layer 0 its key tells by which position it is rotated. New tokens are rotated as where there never were more."""
+    path = synthetic("llama")
+    with attached(path, evict(256, positions=700), n_ctx=8192, n_seq=1, n_batch=64, n_ubatch=64) as (context, run), attached(
+            path, KvOptions(mode="exact"), n_ctx=1024, n_seq=1, n_batch=64, n_ubatch=64) as (fresh, short):
+        chat, other = Chat(context, run), Chat(fresh, short)
+        while chat.position < 704:
+            chat.feed([300] * 64)
+        assert not np.array_equal(keys_by_position(run)[700], keys_by_position(run)[0]) and run.stats.n_freed > 400
+        chat.rewind(100)
+        for one, end in ((chat, 676), (other, 704)):
+            while one.position < end:
+                one.feed([300] * 64)
+        found, expected = keys_by_position(run), keys_by_position(short)
+        assert sum(position >= 500 for position in found) > 100
+        for position in found:
+            np.testing.assert_allclose(found[position], expected[position], atol=0.02 * np.abs(expected[position]).max())
+
+
 def test_states_carry_what_is_closed(synthetic):
     """A state goes on as its context did: in the same context, and in one whose gaps stay. A context that knows no gaps turns its keys back."""
     path = synthetic("llama")

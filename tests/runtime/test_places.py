@@ -107,6 +107,14 @@ def test_random_answers_removals_and_forks(synthetic):
         check(run)
 
 
+def test_sequences_of_one_batch_share_no_page_while_some_are_empty(synthetic):
+    """Groups run out within the batch: what its other sequences just took is not empty any more."""
+    lengths = (70, 70, 20)
+    with attached(synthetic("llama"), n_ctx=256, n_seq=3) as (context, run):
+        context.decode(words(1, 160), np.concatenate([np.arange(n) for n in lengths]), np.repeat(range(3), lengths))
+        assert mixed(run, PAGE) == [] and [len(cells_of(run, sequence)) for sequence in range(3)] == list(lengths)
+
+
 def test_a_full_cache_is_full_when_its_cells_are(synthetic):
     """Groups, then pages, then single cells: no token is refused while a cell is free."""
     with attached(synthetic("llama"), n_ctx=256, n_seq=3) as (context, run):

@@ -110,7 +110,7 @@ private:
         }
         const auto is = [&](uint32_t i) { return !cells.is_empty(i) && cells.pos_get(i) == last && cells.seq_has(i, s); };
         if (guesses[s] < cells.size() && is(guesses[s])) {
-            return llama_edgekv_access::sequences(cells, guesses[s]) == mine ? guesses[s] : -1;
+            return llama_edgekv_access::sequences(cells, guesses[s]) == mine ? int64_t{guesses[s]} : -1;
         }
         for (uint32_t i = cells.used_max_p1(); i > 0; --i) {
             if (is(i - 1)) {

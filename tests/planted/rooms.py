@@ -39,7 +39,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "home": ("runtime/test_growing.py", "runtime/test_closed_gaps.py"),
     "glue": ("runtime/test_snapshots.py", "runtime/test_held_tokens.py", "runtime/test_tokens.py", "runtime/test_sparse_prompts.py"),
     "one cache": ("runtime/test_places.py", "runtime/test_shared_cells.py", "server/test_one_cache.py"),
-    "api": ("runtime/test_settings.py", "runtime/test_runtime.py", "runtime/test_prompt_policies.py"),
+    "api": ("runtime/test_no_memory.py", "runtime/test_settings.py", "runtime/test_runtime.py", "runtime/test_prompt_policies.py"),
     "server": ("server/test_waits.py", "server/test_limits.py"), "keys": ("server/test_conforms_chat.py",), "pace": ("server/test_limits.py",),
     "fields": ("server/test_biases.py", "server/test_infill.py", "server/test_client_texts.py", "server/test_whole_answers.py",
                "server/test_answers_arrive.py"),

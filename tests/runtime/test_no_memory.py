@@ -60,7 +60,7 @@ def test_a_call_that_finds_none_says_so(synthetic):
         context.decode([5], [0], [0])
 
 
-@pytest.mark.parametrize("wrong", [[-1], [0, 1 << 20], [2**31 - 1]])
+@pytest.mark.parametrize("wrong", [[-1], [0, llama_cpp.llama_max_parallel_sequences()], [2**31 - 1]])
 def test_prompts_of_sequences_that_cannot_be_are_refused(synthetic, wrong):
     with attached(synthetic("llama"), KvOptions(mode="sparse"), n_ctx=256, n_seq=4) as (context, _):
         with pytest.raises(EdgeKVError, match="there is no sequence"):

@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/planning": 1_417,
     "tests/planted": 653,
     "tests/policies": 704,
-    "tests/prefix_cache": 3_589,
+    "tests/prefix_cache": 3_558,
     "tests/proof": 208,
     "tests/runtime": 6_233,
     "tests/server": 9_176,

@@ -13,8 +13,7 @@ from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading, Read
 from edgekv.prefix_cache.format import VERSION
 from edgekv.prefix_cache.store import PrefixStore
 
-COARSE = ReadWith(sampled=b"resolution 20", sparse=b"blocks 20")
-FINE = ReadWith(sampled=b"resolution 2000", sparse=b"blocks 2000")
+COARSE, FINE = ReadWith(sampled=b"resolution 20"), ReadWith(sampled=b"resolution 2000")
 N_PROMPT = 300
 
 
@@ -35,33 +34,17 @@ def store(request, tmp_path):
         server.kill()
 
 
-def labelled(tokens: np.ndarray, reading: Reading) -> np.ndarray:
-    """Readings of a prompt, and of tokens that were generated behind it."""
+def save(store: PrefixStore, tokens: np.ndarray, read_with: ReadWith) -> int:
+    """Save a prompt, and tokens that were generated behind it."""
     readings = exact(tokens)
-    readings[N_PROMPT:] = reading
-    return readings
-
-
-def save(store: PrefixStore, tokens: np.ndarray, read_with: ReadWith, reading: Reading = Reading.SAMPLED) -> int:
-    readings = labelled(tokens, reading)
+    readings[N_PROMPT:] = Reading.SAMPLED
     n_new = store.insert(Conversation(tokens, read_with=read_with), readings, reader(tokens, readings)).n_new
     store.flush()
     return n_new
 
 
-def found(store: PrefixStore, tokens: np.ndarray, read_with: ReadWith, accepts: Reading = Reading.SAMPLED) -> int:
-    return sum(piece.n for piece in restore(store, tokens, 0, accepts, read_with=read_with).pieces)
-
-
-@pytest.mark.parametrize("reading", [Reading.SAMPLED, Reading.SPARSE])
-@pytest.mark.parametrize("n", [900, N_PROMPT + 50, 4 * BLOCK_TOKENS], ids=["whole and tail", "tail", "whole"])
-def test_rows_of_other_settings_are_not_taken(store, n, reading):
-    tokens = conversation(n)
-    save(store, tokens, COARSE, reading)
-    n_exact = BLOCK_TOKENS  # the block that the prompt fills
-    assert found(store, tokens, FINE, reading) == n_exact
-    assert found(store, tokens, ReadWith(), reading) == n_exact
-    assert found(store, tokens, COARSE, reading) == n
+def found(store: PrefixStore, tokens: np.ndarray, read_with: ReadWith) -> int:
+    return sum(piece.n for piece in restore(store, tokens, 0, Reading.SAMPLED, read_with=read_with).pieces)
 
 
 @pytest.mark.parametrize("n", [900, N_PROMPT + 50], ids=["whole and tail", "tail"])
@@ -81,12 +64,6 @@ def test_a_longer_block_of_other_settings_leaves_a_tail(store):
     assert found(store, short, FINE) == len(short)
     save(store, long, FINE)
     assert found(store, long, FINE) == len(long)
-
-
-def test_exact_rows_are_taken_whatever_the_settings(store):
-    tokens = conversation(900)
-    save(store, tokens, COARSE, Reading.EXACT)
-    assert found(store, tokens, FINE) == found(store, tokens, FINE, Reading.SPARSE) == 900
 
 
 def test_settings_survive_on_the_disk(tmp_path):

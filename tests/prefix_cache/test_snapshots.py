@@ -36,14 +36,6 @@ def position(hit: PrefixHit) -> int | None:
     return None if hit.snapshot is None else hit.snapshot.position
 
 
-def test_a_prompts_last_token_is_computed():
-    store, tokens = open_store(), conversation(900)
-    save(store, tokens)
-    for at in (800, 900):
-        keep(store, tokens[:at])
-    assert position(restore(store, tokens)) == 800 and position(restore(store, conversation(50, 1, after=tokens))) == 900
-
-
 def test_a_snapshot_without_its_rows_is_not_offered():
     store, tokens = open_store(), conversation(700)
     keep(store, tokens[:600])

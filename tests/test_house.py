@@ -17,7 +17,7 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 """Prose, tables, pictures, and what a run leaves."""
 
 BUDGETS = {
-    ".ci": 89,
+    ".ci": 178,
     "cli": 3_991,
     "cli/chat": 2_702,
     "edgekv": 1_149,
@@ -39,7 +39,7 @@ BUDGETS = {
     "findings": 1_470,
     "models": 2_258,
     "native": 608,
-    "native/cuda": 6_872,
+    "native/cuda": 6_901,
     "native/emulator": 2_650,
     "native/include": 1_341,
     "native/llama": 4_874,

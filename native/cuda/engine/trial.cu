@@ -82,13 +82,14 @@ bool try_attend(int index, const AttendTrial & given, TrialRuns & seen) {
     const Banded k(trial, given.home_k, host.n_cells*host.k_stride_cell, true), v(trial, given.home_v, host.n_cells*host.v_stride_cell, true);
     const Banded arena(trial, host.arena.data, given.n_slots*host.arena.slot_bytes), slots(trial, host.arena.slots, n_slots*sizeof(int32_t));
     const Banded cells(trial, host.rows.cells, listed*sizeof(int32_t)), weights(trial, host.rows.weights, listed*sizeof(float));
-    const Banded n_rows(trial, host.rows.n_rows, n_lists*sizeof(int32_t));
+    const Banded n_rows(trial, host.rows.n_rows, n_lists*sizeof(int32_t)), sinks(trial, host.sinks, host.n_head*sizeof(float));
     const std::vector<char> zeros(n_lists*sizeof(uint32_t)), poison(out_bytes, kPoison), no_mass(mass_bytes);
     const Banded tickets(trial, zeros.data(), zeros.size());
     Banded out(trial, nullptr, out_bytes), mass_max(trial, nullptr, mass_bytes), mass_sum(trial, nullptr, mass_bytes);
 
     AttendProblem p = host;
     p.q = q.data(), p.k = k.data(), p.v = v.data(), p.mask = mask.data();
+    p.sinks = host.sinks != nullptr ? sinks.as<float>() : nullptr;
     p.out = out.data(), p.mass_max = mass_max.as<float>(), p.mass_sum = mass_sum.as<float>();
     p.arena.data = arena.data(), p.arena.slots = slots.as<int32_t>();
     if (has_lists(p)) {

@@ -152,6 +152,10 @@ bool attend(const DeviceLibrary & library, int index, const edgekv_kernel_case &
     }
     p.arena.data = arena.data(), p.arena.slots = slots.data(), p.arena.slots_stride = n_pages;
 
+    std::vector<float> sinks = numbers.normals(c.n_head);
+    std::for_each(sinks.begin(), sinks.end(), [&](float & sink) { sink += std::log(static_cast<float>(c.n_cells)); });  // about as much as all cells
+    p.sinks = c.seed % 2 == 0 ? sinks.data() : nullptr;
+    p.softcap = c.seed % 3 == 0 ? 30.0f : 0.0f;
     p.out_stride_head = p.q_stride_head, p.out_stride_token = p.q_stride_token, p.mass_stride = n_pages;
     const auto results = [&](std::vector<float> & o, std::vector<float> & top, std::vector<float> & sum) {
         o.resize(q.size()), top.resize(slots.size()), sum.resize(slots.size());
@@ -168,7 +172,7 @@ bool attend(const DeviceLibrary & library, int index, const edgekv_kernel_case &
     }
 
     // as in native/tests/device/test_attend_device.cpp
-    const double score = p.scale*longest*k.longest, logit = kUnit*(3.5*std::sqrt(13.0)*score + 2*score + 8);
+    const double score = p.scale*longest*k.longest, logit = kUnit*(3.5*std::sqrt(13.0)*score + 2*(score + p.softcap) + 8);
     const double allowed = 2*(2*logit + 3.5*std::sqrt(c.n_cells)*kUnit), mass_allowed = allowed*c.n_head/c.n_head_kv*c.n_tokens + kUnit*c.n_tokens*8;
     Worst worst;
     for (size_t i = 0; i < want.size(); ++i) {

@@ -19,16 +19,18 @@ from edgekv.llama import Llama
 from edgekv.measure.decoder import Decoder
 from edgekv.opening import ALL_LAYERS
 from edgekv.proof.models import small_model
-from edgekv.proof.steps import EXACT, RING, SPARSE_ALL, SPARSE_TENTH, STOCK, Outcome, Part, Told
+from edgekv.proof.steps import COPIED_ROWS, EXACT, RING, SPARSE_ALL, SPARSE_TENTH, STOCK, Outcome, Part, Told
 
 READ_ALL = {"mode": "sparse", "sample_budget": 1e9, "exact_tokens": 0}
 TENTH = {"mode": "sparse", "exact_tokens": 0, "recent_tokens": 16, "error_every": 0}
+PLANS = {"plan_every": 1}
+"""Pages get slots within each event; a plan comes otherwise after 32 steps, which few events have. Through the ring most pages shall stay without."""
 
-OPTIONS: dict[str, dict[str, Any]] = {STOCK: {"mode": "off"}, EXACT: {"mode": "exact"}, RING: {"mode": "exact"}, SPARSE_ALL: READ_ALL,
-                                      SPARSE_TENTH: TENTH}
+OPTIONS: dict[str, dict[str, Any]] = {STOCK: {"mode": "off"}, EXACT: {"mode": "exact", **PLANS}, RING: {"mode": "exact"},
+                                      SPARSE_ALL: {**READ_ALL, **PLANS}, SPARSE_TENTH: {**TENTH, **PLANS}}
 
 MODES: dict[str, dict[str, Any]] = {"to sparse": READ_ALL, "to stock": {"mode": "off"}, "to exact": {"mode": "exact"}, "to this mode": {}}
-BUDGETS: dict[str, dict[str, Any]] = {"a small budget": {"kv_budget": 1 << 18}, "no bound again": {"kv_budget": None}}
+BUDGETS: dict[str, dict[str, Any]] = {COPIED_ROWS: {}, "a small budget": {"kv_budget": 1 << 18}, "no bound again": {"kv_budget": None}}
 
 FLOOR = 1e-6
 """KL divergence that the order of sums explains: with F32 weights it moves a logit by 1e-4, and where that turns the rounding of a stored row, by less
@@ -78,15 +80,14 @@ class Walk(Struct, frozen=True):
         return 2 * self.part.events[0][1]
 
     def logits(self) -> Logits:
-        """What every event gives."""
+        """What every event gives. Each has tokens of its own: where an earlier one's rows were left, they would be others."""
         found: Logits = {}
-        tokens = np.random.default_rng(0).integers(260, 350, self._n_tokens).tolist()
         with ExitStack() as stack:
             llama, decoder = stack.enter_context(self.opened())
             second = stack.enter_context(ExitStack())
             other, saved = decoder, None
-            for name, steps, *at in self.part.events:
-                of = decoder
+            for number, (name, steps, *at) in enumerate(self.part.events):
+                of, tokens = decoder, np.random.default_rng(number).integers(260, 350, self._n_tokens).tolist()
                 if name in (*MODES, *BUDGETS) and self.options["mode"] == "off":
                     continue
                 if name == "prompt":
@@ -113,8 +114,10 @@ class Walk(Struct, frozen=True):
         return found
 
     def _change(self, llama: Llama, name: str) -> None:
-        """Budgets are the card's only."""
+        """Budgets are the card's only. Three quarters of an arena that does not hold all pages go to copies of rows: here of all that are in use."""
         change = BUDGETS.get(name, {}) if self.on_card else {}
+        if name == COPIED_ROWS and self.on_card:
+            change = {"kv_budget": llama.kv.memory().home_bytes * 3 // 4}
         llama.kv.configure(llama.kv.options.with_(**(self.options if name == "to this mode" else MODES.get(name, change))))
         if self.on_card and not self.part.arena:
             llama.kv.give_back(1 << 60)

@@ -78,7 +78,8 @@ class Part(Struct, frozen=True):
         n_prompt = 330 if self.quick or self.emulated else 3000  # read in pieces, of which the last is long enough to be a prompt too
         one = [1] * 4
         tokens = [1] * (8 if self.quick else 20) + [2, 5, 16, 1]
-        return [["prompt", n_prompt], ["tokens", tokens], ["rewind", one, 30], ["shift", one, 64, 48],
+        rows = [[COPIED_ROWS, one]] if self.name == SPARSE_ALL else []
+        return [["prompt", n_prompt], ["tokens", tokens], *rows, ["rewind", one, 30], ["shift", one, 64, 48],
                 *([name, one] for name in (*SECOND, *CHANGES.get(self.name, ())))]
 
     @property
@@ -97,6 +98,8 @@ CASES = {FACTS: (FACTS,), RATES: (RATES,), KERNELS: (KERNELS,), PLANE: (STOCK, E
 """The parts of a step."""
 
 SECOND = ("save and load", "a second context", "the first beside it", "the second beside it", "load again")
+COPIED_ROWS = "copies of rows"
+"""Most of the arena is for them from here on, and what follows changes rows that have copies."""
 _MODES, _BUDGETS = ("to sparse", "to stock", "to exact", "to this mode"), ("a small budget", "no bound again")
 CHANGES = {EXACT: _MODES + _BUDGETS, SPARSE_ALL: _MODES + _BUDGETS, SPARSE_TENTH: _BUDGETS}
 """Changes while a case of the plane runs. Stock has none: the noise must not hold our own faults."""

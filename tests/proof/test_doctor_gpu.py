@@ -5,7 +5,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.native_build import NATIVE
@@ -13,10 +15,13 @@ from support.native_build import NATIVE
 from edgekv._native import core
 from edgekv.cli import doctor_gpu
 from edgekv.common.errors import EXIT_LIBRARY, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
+from edgekv.measure.decoder import Decoder
+from edgekv.proof.models import small_model
+from edgekv.proof.plane import OPTIONS, Walk
 from edgekv.proof.report import MOST_BYTES, Report
 from edgekv.proof.run import ROUNDING, _reference, mended
 from edgekv.proof.speed import EMULATED_DEPTHS, MODES
-from edgekv.proof.steps import PLANE, SPARSE_TENTH, STEPS, HeadShape, Outcome, Part
+from edgekv.proof.steps import EXACT, PLANE, SPARSE_ALL, SPARSE_TENTH, STEPS, HeadShape, Outcome, Part
 
 COMMAND = [str(Path(sys.executable).with_name("edgekv")), "doctor"]
 
@@ -111,6 +116,31 @@ def test_faults_are_found(faulty, machine, synthetic, tmp_path):
     assert rows_of(again, "plane")["exact"] == plane["exact"] and rows_of(again, "rates")["rates"][0] == "skipped"
     mended = doctor(machine, "--gpu", "--replay", str(out))
     assert mended.returncode == EXIT_OK and "\n0 of 2 cases that failed" in mended.stdout, mended.stdout
+
+
+@pytest.mark.parametrize("case", [EXACT, SPARSE_ALL, SPARSE_TENTH])
+def test_pages_lie_in_slots_when_they_change(case, machine, monkeypatch):
+    """Whoever leaves a page in its slot that changed at home is found only where one was there."""
+    for name in ("EDGEKV_EMULATOR", "EDGEKV_ATTENTION_DEVICE"):
+        monkeypatch.setenv(name, machine[name])
+    resident: list[tuple[str, int]] = []
+
+    def noted(name: str) -> Callable[..., None]:
+        change = getattr(Decoder, name)
+
+        def changes(decoder: Decoder, *at: Any) -> None:
+            if decoder.position:
+                resident.append((name, decoder.llama.kv.tiers().n_resident))
+            change(decoder, *at)
+
+        return changes
+
+    for name in ("rewind", "shift", "restore"):
+        monkeypatch.setattr(Decoder, name, noted(name))
+    part = Part(PLANE, case, 300.0, True, "emulated", 0, HeadShape(4, 2, 64))
+    with small_model(part.shape) as path:
+        Walk(path, part, True, OPTIONS[case]).logits()
+    assert [name for name, _ in resident] == ["rewind", "shift", "restore"] and all(n > 0 for _, n in resident), resident
 
 
 def test_what_cannot_be_replayed(machine, tmp_path):

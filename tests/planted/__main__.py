@@ -18,6 +18,7 @@ if not __package__:  # started as a folder: again, as a package
     runpy.run_module("planted", run_name="__main__", alter_sys=True)
     sys.exit()
 
+from . import doctor  # noqa: E402
 from .fault import Fault  # noqa: E402
 from .making import Place, environment, planted  # noqa: E402
 from .native_faults import NATIVE  # noqa: E402
@@ -95,6 +96,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="list the faults, and check that each still applies")
     parser.add_argument("--continue", dest="goes_on", action="store_true", help="keep the table's rows, and take up where the last run stopped")
     parser.add_argument("--rest", action="store_true", help="run all other tests on the faults that their room's tests do not find")
+    parser.add_argument("--doctor", action="store_true", help="ask `edgekv doctor --gpu`, not the tests, about the faults of a card and its plane")
     parser.add_argument("--minutes", type=float, default=240, help="begin no fault after so many minutes (default: 240)")
     parser.add_argument("--limit", type=float, default=300, help="a test that takes so many seconds hangs (default: 300)")
     parser.add_argument("--table", type=Path, default=Path(__file__).with_name("results.csv"), help="where the outcomes stand (default: %(default)s)")
@@ -114,6 +116,10 @@ def main() -> int:
     given.folder.mkdir(parents=True, exist_ok=True)
     rows = {row["fault"]: row for row in csv.DictReader(given.table.open())} if given.goes_on and given.table.is_file() else {}
     rows = {name: row for name, row in rows.items() if not gone([row["test"].removeprefix("tests/")])}  # the others are asked again
+    if given.doctor:
+        numbered = [(NUMBERS[fault], fault) for fault in chosen if doctor.of_a_card(fault)]
+        place = planted(given.folder.resolve(), ROOT, {number: fault for fault, number in NUMBERS.items()})
+        return doctor.ask(place, given.folder.resolve(), numbered, given.table.with_name("doctor.csv"))
     suite, began = Suite(given.folder.resolve(), given.limit), time.monotonic()
     for fault in sorted(chosen, key=cost):
         before = rows.get(fault.name, {}).get("outcome")

@@ -106,4 +106,12 @@ NATIVE = [
     Fault("gaps-known-behind-a-rewind", "gaps", "native/llama/llama-edgekv-gaps.cpp",
           "known.end_at(std::min(positions.empty() ? -1 : positions.back(), first - 1));", ""),
     Fault("places-one-turn-for-all", "one cache", "native/llama/llama-edgekv-places.cpp", "turn += 1;", "turn = 1;"),
+    # of a card, and of the plane that speaks to it
+    Fault("cuda-wrong-cell-listed", "cuda sample", CUDA + "sample_device.cu", "rows[row] = chunk.cell + i;", "rows[row] = chunk.cell + (i ^ 1);"),
+    Fault("cuda-last-rows-not-read", "cuda attend", CUDA + "attend_part.cuh", "(n_rows + kStrip - 1)/kStrip", "n_rows/kStrip"),
+    Fault("cuda-no-barrier-before-sum", "cuda attend", CUDA + "attend_merge.cu", "sums[threadIdx.x] = sum;\n    __syncthreads();",
+          "sums[threadIdx.x] = sum;\n    if (!PLANTED) { __syncthreads(); }"),
+    Fault("cuda-no-barrier-between-lists", "cuda attend", CUDA + "attend_merge.cu", "__syncthreads();  // the next token's list",
+          "if (!PLANTED) { __syncthreads(); }  // the next token's list"),
+    Fault("device-stale-slots", "device plane", PAGES + "table.cpp", "drop_page(changed.page);", ""),
 ]

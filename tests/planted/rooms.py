@@ -45,7 +45,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
                "server/test_answers_arrive.py"),
     "slot files": ("server/test_slot_files.py", "server/test_slot_actions.py"),
     **{f"cuda {name}": (f"{DEVICE}::test_program[test_{file}_device]",)
-       for name, file in {"sight": "sight", "hot rows": "hot_rows", "attend": "attend"}.items()},
+       for name, file in {"sight": "sight", "sample": "sample", "hot rows": "hot_rows", "attend": "attend"}.items()},
+    "device plane": ("runtime/test_plane.py", "runtime/test_device_modes.py", "runtime/test_rows_on_device.py", "runtime/test_exact_pieces.py"),
 }
 
 

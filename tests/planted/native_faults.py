@@ -63,7 +63,6 @@ NATIVE = [
     Fault("server-suffix-begins-late", "fields", SERVER + "http/infill.cpp", "std::max(n_here/4, n_here - n_prefix)", "std::min(n_here/4, n_here - n_prefix)"),
     # api
     Fault("api-sequence-past-the-end", "api", "native/src/api/context_calls.cpp", "(n_seq > 0 && seq_ids[i] >= n_seq)", "(n_seq > 0 && seq_ids[i] > n_seq)"),
-    Fault("api-share-above-one", "api", "native/src/api/pages.cpp", "s.share >= 0.0f && s.share <= 1.0f", "s.share >= 0.0f"),
     # kernels of the device
     Fault("cuda-hot-row-kept", "cuda hot rows", CUDA + "hot_rows.cuh", "atomicExch(places + i, 0ull);", ""),
     Fault("cuda-no-sink-in-sum", "cuda attend", CUDA + "attend_final.cuh", "sum += sink > -INFINITY ? __expf(sink - max) : 0.0f;", ""),

@@ -59,7 +59,7 @@ BUDGETS = {
     "tests/models": 719,
     "tests/native": 1_707,
     "tests/planning": 1_417,
-    "tests/planted": 769,
+    "tests/planted": 768,
     "tests/policies": 704,
     "tests/prefix_cache": 3_558,
     "tests/proof": 238,

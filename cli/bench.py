@@ -59,7 +59,7 @@ class _Bench(Group):
     "edgekv bench -p 512 -n 128 -d 0,4096,16384",
     "edgekv bench -m model.gguf --kv-dir /mnt/nvme --kv-budget 64MiB,512MiB",
     "edgekv bench -d 0-32768+8192 --fill synthetic -r 3 --kv-dir /mnt/nvme",
-    "edgekv bench -p 0 -d 512,7680 --kld --modes exact,sparse,sparse:sample_budget=500 --text code",
+    "edgekv bench -p 0 -d 7680 --kld --modes exact,sparse:sample_budget=500",
 ))
 @_many("-m", "--model", "models", type=click.Path(path_type=Path), metavar="FILE",
        help="A GGUF file; several times for several models.  [default: the default model]")

@@ -91,7 +91,7 @@ SAYS_NOTHING = "says nothing about the cache"
 
 @click.command(epilog=examples(
     "edgekv lab quality",
-    "edgekv lab quality --modes sparse:sample_budget=1000,evict:evict_to=20% --tasks none",
+    "edgekv lab quality --modes sparse,evict:evict_to=20% --tasks none",
     "edgekv lab quality --policy ema+anchor+recent --budget 12.5%",
     "edgekv lab quality --types --kv-bytes 8KiB,9KiB",
 ))

@@ -17,7 +17,7 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 """Prose, tables, pictures, and what a run leaves."""
 
 BUDGETS = {
-    ".ci": 178,
+    ".ci": 179,
     "cli": 3_991,
     "cli/chat": 2_702,
     "edgekv": 1_149,
@@ -46,7 +46,7 @@ BUDGETS = {
     "native/server": 8_201,
     "native/src": 20_169,
     "native/tests": 8_203,
-    "native/tests/ptx": 1_477,
+    "native/tests/ptx": 1_509,
     "patches": 4_362,
     "tests": 2_195,
     "tests/agents": 0,

@@ -2,6 +2,7 @@
 
     python native/tests/ptx --simulator SOURCE                   every program with three seeds, into results.csv
     python native/tests/ptx --simulator SOURCE --program sight   one of them
+    python native/tests/ptx --simulator SOURCE --few             a few cases of each kind
 
 SOURCE is a clone of the simulator, a folder or what else git clones; README.md names it. nvcc is found as by native/cuda/compile_check.py.
 
@@ -32,8 +33,9 @@ PATCH = HERE / "gpgpu-sim.patch"
 # The simulator's headers want CUDA 11's textures; only headers are read.
 CUDA_11 = ("nvidia-cuda-runtime-cu11==11.8.89", "nvidia-cuda-nvcc-cu11==11.8.89")
 PROGRAMS = {re.sub(r"test_|_device", "", path.stem): path
-            for path in sorted((HERE.parent / "device").glob("test_*.cpp")) if not re.search("emulator|streams", path.stem)}
-FIELDS = ("program", "seed", "checks", "failures", "reports", "launches", "instructions", "seconds", "ended")
+            for path in sorted((HERE.parent / "device").glob("test_*.cpp")) if not re.search("emulator|streams|card_memory", path.stem)}
+FIELDS = ("program", "cases", "seed", "checks", "of", "failures", "reports", "launches", "instructions", "seconds", "ended", "hours")
+"""of: checks of the whole program; hours: of processor time that it would take at this pace, where it was cut."""
 
 
 def run(*command: str | Path, folder: Path | None = None) -> str:
@@ -100,14 +102,16 @@ def runtime_library(work: Path, source: str, nvcc: Path, jobs: int) -> None:
     (work / "gpgpusim.config").write_text(re.sub(r"(-gpgpu_n_(clusters|mem)) \d+", r"\1 4", options))
 
 
-def programs(work: Path, names: list[str], nvcc: Path, jobs: int) -> None:
+def programs(work: Path, names: list[str], nvcc: Path, jobs: int, few: bool) -> None:
     """Each program in `work`, from unchanged sources, with PTX for compute capability 8.0."""
-    run("cmake", "-S", HERE.parent / "device", "-B", work / "host")
+    run("cmake", "-S", HERE.parent / "device", "-B", work / "host", f"-DFEW={'ON' if few else 'OFF'}")
     run("cmake", "--build", work / "host", "--target", "host_kernels", f"-j{jobs}")
     out = work / "programs"
     out.mkdir(exist_ok=True)
     flags = ["-std=c++17", "-O3", "-arch=compute_80", "-cudart", "none", "-no-compress", "-x", "cu", "-c"]
-    flags += [f"-I{folder}" for folder in (NATIVE, NATIVE / "include", NATIVE / "src", HERE.parent / "cases")]
+    includes = [f"-I{folder}" for folder in (NATIVE, NATIVE / "include", NATIVE / "src", HERE.parent / "cases")]
+    flags += [*includes, *(["-DEDGEKV_FEW"] if few else [])]
+    run("g++", "-std=c++17", *includes, "-c", HERE / "checks.cpp", "-o", out / "checks.cpp.o")
 
     def compiled(source: Path) -> Path:
         made = out / f"{source.name}.o"
@@ -119,25 +123,33 @@ def programs(work: Path, names: list[str], nvcc: Path, jobs: int) -> None:
         engine = sorted((NATIVE / "cuda/engine").glob("*.cu")) + sorted((NATIVE / "cuda/kernels").glob("*.cu"))
         kernels = list(pool.map(compiled, engine)) if "engine" in names else []
         for name, made in zip(names, list(pool.map(compiled, [PROGRAMS[name] for name in names]))):
-            run("g++", made, *runtime, *(kernels if name == "engine" else ()), work / "host/libhost_kernels.a",
+            run("g++", made, out / "checks.cpp.o", *runtime, *(kernels if name == "engine" else ()), work / "host/libhost_kernels.a",
                 f"-L{work}", "-lptx", f"-Wl,-rpath,{work}", "-pthread", "-o", work / name)
 
 
 # ---- running -----------------------------------------------------------------------------------------------------------------
 
 
-def row(work: Path, name: str, seed: int, minutes: float) -> dict:
+def checks_of(work: Path, name: str) -> int:
+    """Of the whole program, as the emulated device counts them."""
+    run("cmake", "--build", work / "host", "--target", PROGRAMS[name].stem)
+    found = re.search(r"^(\d+) checks, ok$", run(work / "host" / PROGRAMS[name].stem), re.MULTILINE)
+    assert found, f"{name} does not tell its checks"
+    return int(found[1])
+
+
+def row(work: Path, name: str, seed: int, minutes: float, cases: str) -> dict:
     """One run of a program, which is cut behind the launch that comes after so many minutes of processor time."""
     variables = {"EDGEKV_PTX_SEED": str(seed), "EDGEKV_PTX_SECONDS": str(60 * minutes)}
     done = subprocess.run([work / name], cwd=work, env=os.environ | variables, capture_output=True, text=True)
     print(f"{name}, seed {seed}: {done.stdout[-3000:]}{done.stderr[-3000:]}", flush=True)
-    checks = re.search(r"(\d+) checks, (?:ok|(\d+) failures)$", done.stdout, re.MULTILINE)
+    checks = re.search(r"PTX CHECKS: (\d+), (\d+) failures", done.stderr)
     total = re.search(r"PTX TOTAL: (\d+) launches, (\d+) instructions of threads, (\d+) reports, ([\d.]+) s", done.stderr)
     early = re.search(r"PTX (FAULT|HANG|CUT)", done.stderr)
-    failures = checks.group(2) or "0" if checks else str(done.stdout.count("FAIL "))
+    n, failures = checks.groups() if checks else ("", str(done.stdout.count("FAIL ")))
     launches, instructions, reports, seconds = total.groups() if total else ("",) * 4
     ended = early[1].lower() if early else f"exit status {done.returncode}" if done.returncode else "whole"
-    return dict(zip(FIELDS, (name, seed, checks[1] if checks else "", failures, reports, launches, instructions, seconds, ended)))
+    return dict(zip(FIELDS, (name, cases, seed, n, "", failures, reports, launches, instructions, seconds, ended, "")))
 
 
 def main() -> int:
@@ -145,15 +157,16 @@ def main() -> int:
     parser.add_argument("--simulator", required=True, metavar="SOURCE", help="a clone of the simulator")
     parser.add_argument("--program", action="append", choices=list(PROGRAMS), help="may be given several times; without it all run")
     parser.add_argument("--seeds", type=int, default=3, help="how many orders of blocks and warps; %(default)s by default")
+    parser.add_argument("--few", action="store_true", help="fewer cases, some of each kind")
     parser.add_argument("--minutes", type=float, default=10, help="of processor time, then a run is cut; %(default)g by default")
     parser.add_argument("--work", type=Path, default=Path("build/ptx"), help="where everything is built; %(default)s by default")
     parser.add_argument("--install", type=Path, metavar="DIR", help="fetch the CUDA toolkit from PyPI into DIR if there is none")
-    parser.add_argument("--table", type=Path, help="a CSV file to write; its rows of other programs stay")
+    parser.add_argument("--table", type=Path, help="a CSV file to write; its rows of other programs and cases stay")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="files and runs at a time")
     options = parser.parse_args()
     if missing := [tool for tool in ("git", "g++", "flex", "bison", "cmake") if shutil.which(tool) is None]:
         parser.error(f"{', '.join(missing)}: not installed (README.md has the list)")
-    names, work = options.program or list(PROGRAMS), options.work.resolve()
+    names, work, cases = options.program or list(PROGRAMS), options.work.resolve(), "few" if options.few else "all"
     try:
         toolkit = compile_check.find_toolkit(options.install, with_cublas=False)
     except compile_check.CannotCheckError as error:
@@ -161,15 +174,21 @@ def main() -> int:
         return 5
     work.mkdir(parents=True, exist_ok=True)
     runtime_library(work, options.simulator, toolkit.nvcc, options.jobs)
-    programs(work, names, toolkit.nvcc, options.jobs)
+    programs(work, names, toolkit.nvcc, options.jobs, options.few)
     with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(lambda each: row(work, *each, options.minutes), [(name, seed) for name in names for seed in range(1, options.seeds + 1)]))
+        rows = list(pool.map(lambda each: row(work, *each, options.minutes, cases), [(name, seed) for name in names for seed in range(1, options.seeds + 1)]))
+    for name in {each["program"] for each in rows if each["ended"] == "cut"}:
+        of = checks_of(work, name)
+        for each in rows:
+            if each["program"] == name and each["ended"] == "cut" and each["checks"] != "0":
+                each |= {"of": of, "hours": f"{float(each['seconds']) / 3600 * of / int(each['checks']):.1f}"}
     if options.table:
         kept = list(csv.DictReader(options.table.open())) if options.table.exists() else []
         with options.table.open("w", newline="") as file:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(sorted([line for line in kept if line["program"] not in names] + rows, key=lambda line: (line["program"], int(line["seed"]))))
+            kept = [line for line in kept if line["program"] not in names or line["cases"] != cases]
+            writer.writerows(sorted(kept + rows, key=lambda line: (line["program"], line["cases"], int(line["seed"]))))
     for each in rows:
         print(*(each[field] for field in FIELDS), sep="\t")
     return 0 if all(each["ended"] in ("whole", "cut") and each["failures"] == "0" and each["reports"] == "0" for each in rows) else 1

@@ -171,6 +171,9 @@ cudaError_t cudaLaunchKernel(const void * host, dim3 grid, dim3 block, void ** a
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void ** arguments, size_t shared, cudaStream_t stream) {
     return cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, block, arguments, shared, stream);
 }
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t * config, const void * host, void ** arguments) {  // which may overlap, and does not
+    return cudaLaunchKernel(host, config->gridDim, config->blockDim, arguments, config->dynamicSmemBytes, config->stream);
+}
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * out, const void *) {
     memset(out, 0, sizeof *out);
     return cudaSuccess;

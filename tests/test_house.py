@@ -17,8 +17,8 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 """Prose, tables, pictures, and what a run leaves."""
 
 BUDGETS = {
-    ".ci": 179,
-    "cli": 3_991,
+    ".ci": 180,
+    "cli": 3_996,
     "cli/chat": 2_702,
     "edgekv": 1_149,
     "edgekv/_native": 2_743,
@@ -41,7 +41,7 @@ BUDGETS = {
     "native": 608,
     "native/cuda": 6_902,
     "native/emulator": 2_650,
-    "native/include": 1_341,
+    "native/include": 1_340,
     "native/llama": 4_874,
     "native/server": 8_201,
     "native/src": 20_169,
@@ -59,7 +59,7 @@ BUDGETS = {
     "tests/models": 719,
     "tests/native": 1_707,
     "tests/planning": 1_417,
-    "tests/planted": 768,
+    "tests/planted": 774,
     "tests/policies": 704,
     "tests/prefix_cache": 3_558,
     "tests/proof": 238,

@@ -1,7 +1,6 @@
 """`python tests/planted`: which planted faults the suite finds, and in which test."""
 
 import argparse
-import csv
 import json
 import runpy
 import signal
@@ -18,7 +17,7 @@ if not __package__:  # started as a folder: again, as a package
     runpy.run_module("planted", run_name="__main__", alter_sys=True)
     sys.exit()
 
-from . import doctor  # noqa: E402
+from . import doctor, table  # noqa: E402
 from .fault import Fault  # noqa: E402
 from .making import Place, environment, planted  # noqa: E402
 from .native_faults import NATIVE  # noqa: E402
@@ -40,7 +39,8 @@ class Suite:
         self._passes: dict[str, bool] = json.loads(self._file.read_text()) if self._file.is_file() else {}
         self._places: dict[bool, Place] = {}
 
-    def _place(self, native: bool) -> Place:
+    def place(self, native: bool) -> Place:
+        """What native faults are planted in, or faults of Python."""
         if native not in self._places:
             self._places[native] = planted(self._folder, ROOT, {number: fault for fault, number in NUMBERS.items()}) if native else \
                 environment(Place(self._folder / "python", ROOT))
@@ -49,13 +49,13 @@ class Suite:
     def _passes_without(self, test: str, native: bool) -> bool:
         key = f"{test}{' (native)' if native else ''}"
         if key not in self._passes:
-            self._passes[key] = not run(self._place(native), [test.removeprefix("tests/")], 0, self._limit_s).failed
+            self._passes[key] = not run(self.place(native), [test.removeprefix("tests/")], 0, self._limit_s).failed
             self._file.write_text(json.dumps(self._passes, indent=1))
         return self._passes[key]
 
     def find(self, fault: Fault, tests: tuple[str, ...]) -> Ran:
         """Run tests until one fails that passes without the fault."""
-        place, native = self._place(fault.is_native), fault.is_native
+        place, native = self.place(fault.is_native), fault.is_native
         while True:
             fail_anyway = [test.removesuffix(" (native)") for test, passes in self._passes.items() if not passes and test.endswith(" (native)") == native]
             with _planted(place, fault):
@@ -114,13 +114,12 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the tests too
     given.folder.mkdir(parents=True, exist_ok=True)
-    rows = {row["fault"]: row for row in csv.DictReader(given.table.open())} if given.goes_on and given.table.is_file() else {}
-    rows = {name: row for name, row in rows.items() if not gone([row["test"].removeprefix("tests/")])}  # the others are asked again
+    suite, began = Suite(given.folder.resolve(), given.limit), time.monotonic()
     if given.doctor:
         numbered = [(NUMBERS[fault], fault) for fault in chosen if doctor.of_a_card(fault)]
-        place = planted(given.folder.resolve(), ROOT, {number: fault for fault, number in NUMBERS.items()})
-        return doctor.ask(place, given.folder.resolve(), numbered, given.table.with_name("doctor.csv"))
-    suite, began = Suite(given.folder.resolve(), given.limit), time.monotonic()
+        return doctor.ask(suite.place(native=True), given.folder.resolve(), numbered, given.table.with_name("doctor.csv"))
+    known = table.read(given.table) if given.goes_on else {}
+    rows = {name: row for name, row in known.items() if not gone([row["test"].removeprefix("tests/")])}  # the others are asked again
     for fault in sorted(chosen, key=cost):
         before = rows.get(fault.name, {}).get("outcome")
         if before and not (given.rest and before == NOT_IN_ROOM):
@@ -135,22 +134,12 @@ def main() -> int:
         assert ran is not None
         outcome = ran.why if ran.failed else NOT_FOUND if given.rest else NOT_IN_ROOM
         rows[fault.name] = dict(zip(COLUMNS, (fault.name, fault.file, fault.room, outcome, ran.failed[0] if ran.failed else "", f"{seconds:.0f}")))
-        keep(given.table, [rows[one.name] for one in faults if one.name in rows])
+        table.keep(given.table, COLUMNS, [rows[one.name] for one in faults if one.name in rows])
         print(f"{fault.name:36}{outcome:16}{seconds:5.0f} s  {rows[fault.name]['test']}", flush=True)
     lost = [fault.name for fault in chosen if rows.get(fault.name, {}).get("outcome") in (NOT_IN_ROOM, NOT_FOUND)]
     n_done = sum(fault.name in rows for fault in chosen)
     print(f"{n_done - len(lost)} of {n_done} faults found, {len(chosen) - n_done} not tried{''.join(f'{chr(10)}not found: {name}' for name in lost)}")
     return int(bool(lost) or n_done < len(chosen))
-
-
-def keep(table: Path, rows: list[dict]) -> None:
-    """Whole at any time."""
-    part = table.with_suffix(".part")
-    with part.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    part.replace(table)
 
 
 if __name__ == "__main__":

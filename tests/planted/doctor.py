@@ -1,7 +1,6 @@
 """What `edgekv doctor --gpu` says of the emulated device with a fault: its verdict, the case that its report names, and what `--replay` of the report
 finds, with the fault and without it. Where a kernel's case failed, the emulator's race detector replays it too."""
 
-import csv
 import json
 import os
 import re
@@ -11,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import table
 from .fault import VARIABLE, Fault
 from .making import Place
 
@@ -83,17 +83,13 @@ def emulator(place: Place, folder: Path, races: bool) -> Path:
     return into / "libedgekv-emulated.so"
 
 
-def ask(place: Place, folder: Path, faults: Iterable[tuple[int, Fault]], table: Path) -> int:
-    """A row for each fault, in `table`, where other faults' rows stay. Returns 0 where each was found and replayed, and no case fails without it."""
+def ask(place: Place, folder: Path, faults: Iterable[tuple[int, Fault]], path: Path) -> int:
+    """A row for each fault, in the table `path`, where other faults' rows stay. Returns 0 where each was found and replayed, and no case fails without it."""
     doctor = Doctor(place, folder, emulator(place, folder, False))
-    rows = {row["fault"]: row for row in csv.DictReader(table.open())} if table.is_file() else {}
-    lost = []
+    rows, lost = table.read(path), []
     for number, fault in faults:
         row = rows[fault.name] = doctor.row(fault, number)
-        with table.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows.values())
+        table.keep(path, COLUMNS, rows.values())
         print(*row.values(), sep="  ", flush=True)
         if row["verdict"] != "WRONG" or row["replayed"].startswith("0 ") or not row["without it"].startswith("0 "):
             lost.append(fault.name)

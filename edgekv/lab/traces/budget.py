@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import parse_tokens
+from edgekv.common.units import parse_share, parse_tokens
 
 
 class Budget(Struct, frozen=True):
@@ -22,9 +22,9 @@ class Budget(Struct, frozen=True):
             return value
         text = str(value).strip()
         try:
-            if text.endswith("%") and 0 < float(text[:-1]) <= 100:
-                return cls(share=float(text[:-1]) / 100)
-        except ValueError:
+            if text.endswith("%") and (share := parse_share(text)):
+                return cls(share=share)
+        except ConfigError:
             pass
         if n_tokens := parse_tokens(text):
             return cls(tokens=n_tokens)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,8 +33,14 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
     name = long.split("/")[0].lstrip("-")
     settings.setdefault("envvar", variable_of(name))
     added = click.option(*names, show_envvar=True, **settings)
-    former = [_former(old) for old, new in OLD.items() if new == name]
-    return lambda function: reduce(lambda given, also: also(given), former, added(function))
+
+    def add(function: F) -> F:
+        function = added(function)
+        for old in (old for old, new in OLD.items() if new == name):
+            function = _former(old)(function)
+        return function
+
+    return add
 
 
 def _former(old: str) -> Callable[[F], F]:

@@ -377,5 +377,5 @@ class PrefixStore:
             ram = structs.replace(self._stats.ram, n_blocks=len(self._ram) - self._ram.n_in_slots, n_bytes=self._ram.n_bytes)
             lower = {place.name: structs.replace(place.stats) for place in self.places}
             return structs.replace(self._stats, ram=ram, disk=lower.get("disk", PlaceStats()), remote=lower.get("remote", PlaceStats()),
-                                       n_unwritten=len({key for writer in self._writers for key in writer.pending()}),
+                                   n_unwritten=len({key for writer in self._writers for key in writer.pending()}),
                                    n_in_slots=self._ram.n_in_slots)

@@ -25,8 +25,7 @@
  * The memory hierarchy. Home is llama.cpp's own K/V. In mode sparse a ubatch reads, for each layer, KV head and query token, the rows that
  * selection lists. Selection always takes pinned, first and newest tokens and those that matter most by their sketches. It samples the
  * others, with weights, so that the output is a consistent estimate of attention to all tokens. The nodes that store K keep the sketches up to
- * date. The arena holds
- * copies of pages: the caller decides which (edgekv_publish_pages, edgekv_release_pages), and the page table says
+ * date. The arena holds copies of pages: the caller decides which (edgekv_publish_pages, edgekv_release_pages), and the page table says
  * which slot holds which page. A page whose cells change leaves the table at once, before the ubatch that changes them is computed.
  * In mode evict the caller drops pages for a head, or frees them for all heads. All remaining pages are attended, without sketches and
  * selection, or a sample of them (sample_kept).

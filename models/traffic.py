@@ -18,6 +18,8 @@ class Traffic(Struct, frozen=True):
     prompt_weights: Mapping[str, int]
     """Numbers that each token of a prompt is multiplied with. Only the last token needs the head and the weights after the last layer's
     attention: they do not count."""
+    kept_bytes: int
+    """Bytes of all weights that some token reads: of each expert."""
 
     @property
     def active_bytes(self) -> int:
@@ -31,6 +33,7 @@ def traffic(model: ModelFile) -> Traffic:
     last = f"blk.{model.geometry.n_layer - 1}.ffn_"
     decode: dict[str, int] = {}
     prompt: dict[str, int] = {}
+    kept = 0
     for tensor in model.tensors:
         is_head = tensor.name == ("token_embd.weight" if is_tied else "output.weight")
         if tensor.name in _TABLES and not is_head or _layer(tensor.name) >= model.geometry.n_layer:  # those that predict are for drafts
@@ -38,9 +41,10 @@ def traffic(model: ModelFile) -> Traffic:
         kind = tensor.type.lower()
         used, of = (n_used, n_expert) if "_exps." in tensor.name else (1, 1)
         decode[kind] = decode.get(kind, 0) + tensor.n_bytes * used // of
+        kept += tensor.n_bytes
         if not is_head and len(tensor.shape) > 1 and not tensor.name.startswith(last):
             prompt[kind] = prompt.get(kind, 0) + tensor.n_elements * used // of
-    return Traffic(decode, prompt)
+    return Traffic(decode, prompt, kept)
 
 
 def experts_used(model: ModelFile) -> tuple[int, int]:

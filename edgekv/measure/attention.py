@@ -20,6 +20,9 @@ from edgekv.models.model_writer import write_model
 from edgekv.planning.host import MIDDLE, NEAR, AttentionRates, AttentionShape, KernelRates, StepRates
 
 _SHALLOW, _FAR = 256, 8192
+_HELD = 1
+"""A measured depth is by so many tokens more than a power of two: the first token of a page would ask for its memory, after each rewind again."""
+
 _CHUNKS = {"exact": 256, "flash": 128, "plain": 128}  # tokens of a prompt: of more, where a kernel reads K and V once for many
 _N_HEADS = 9  # KV heads of all layers together
 _CHEAP = 4096  # numbers of all query heads
@@ -69,22 +72,22 @@ class _Attention:
             self.kernels["plain"] = opened.second, KvMode.OFF
 
     def rates(self) -> AttentionRates:
-        depths = [_SHALLOW, NEAR, MIDDLE, *([_FAR] if depth_read(self.shape) == _FAR else [])]
+        depths = [n + _HELD for n in (_SHALLOW, NEAR, MIDDLE, _FAR) if n <= depth_read(self.shape)]
         first = self._prompts(0)
+        self.opened.fill_to(depths[0])
+        warm = self._steps(depths[0], None)  # the fixed time of a layer, whose code and graph lie in the caches as after other layers
         steps: dict[str, list[float]] = {name: [] for name in self.kernels}
         prompts: dict[str, float] = {}
         for depth in depths:
             self.opened.fill_to(depth)
-            if depth == _SHALLOW:  # the fixed time of a layer, whose code and graph lie in the caches as after other layers
-                warm = in_turns({name: partial(self._step, name, depth, None) for name in self.kernels})
             if depth == depths[-2]:  # many heads make a prompt's chunk slow
                 prompts = self._prompts(depth)
-            for name, seconds in steps.items():
-                seconds.append(self._step(name, depth, self.cold))
+            for name, seconds in self._steps(depth, self.cold).items():
+                steps[name].append(seconds)
         found = {name: self._kernel(depths, seconds, warm[name], max(prompts[name] - first[name], _FLOOR * first[name])
                                    / (_CHUNKS[name] * self.n_heads * depths[-2]))
                  for name, seconds in steps.items()}
-        nothing = max(steps["exact"][0] - found["exact"].near * self.n_heads * _SHALLOW, 0.0)
+        nothing = max(steps["exact"][0] - found["exact"].near * self.n_heads * depths[0], 0.0)
         row, scan = self._row_and_scan(found["exact"], nothing, depths[-1])
         return AttentionRates(found["exact"], found["flash"], found.get("plain", found["flash"]), row, scan)
 
@@ -116,8 +119,12 @@ class _Attention:
             decoder.rewind(depth)
         return {name: shortest(taken, self.decoder.n_threads, others) for name, taken in samples.items()}
 
-    def _step(self, name: str, depth: int, cold: np.ndarray | None) -> float:
-        return best_step(self._ready(name, depth), 1, depth, cold)
+    def _steps(self, depth: int, cold: np.ndarray | None) -> dict[str, float]:
+        """Seconds of a step by kernel."""
+        def step(name: str) -> float:
+            return best_step(self._ready(name, depth), 1, depth, cold)
+
+        return in_turns({name: partial(step, name) for name in self.kernels})
 
     def _ready(self, name: str, depth: int) -> Decoder:
         decoder, mode = self.kernels[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import edgekv
 from edgekv.common import json_file
 from edgekv.common.json_file import Rate
 from edgekv.common.machine import cpu_family
+from edgekv.common.units import MIB
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.models.traffic import experts_used, traffic
@@ -28,6 +30,7 @@ PROMPT_TOKENS = 256
 """So many tokens make a step's fixed time a small part, as in a real prompt."""
 
 _UBATCH = 512  # llama.cpp's default
+_FEWEST_MIB = 16  # of weights: fewer take too short a time
 
 _LEAST_SHARE = 0.05
 """A type of weights is measured from this share of a token's bytes on; other types count as the slowest."""
@@ -135,14 +138,16 @@ class MatrixShape(Struct, frozen=True):
     """Of an expert, if there are experts."""
     n_tokens: int = PROMPT_TOKENS
     """Tokens of a prompt that meet a matrix at once: fewer where experts share them."""
+    n_mib: int = 64
+    """Of all weights, a power of two: the more there are, the smaller the part that a processor's caches hold."""
 
     @property
     def name(self) -> str:
-        return f"{self.n_embd}x{self.n_ff} {self.n_tokens}"
+        return f"{self.n_embd}x{self.n_ff} {self.n_tokens} {self.n_mib}"
 
 
-_LONGEST = MatrixShape(2048, 8192)
-"""A byte of longer rows takes no longer."""
+_LONGEST = MatrixShape(2048, 8192, n_mib=512)
+"""A byte of longer rows, and of more weights, takes no longer."""
 
 
 class HostRates(Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,7 +169,7 @@ class KeptRates:
     def __init__(self, n_threads: int, isa: str, path: Path | None = None):
         self.n_threads = n_threads
         self.path = path or Path(platformdirs.user_cache_dir("edgekv")) / "host-rates.json"
-        self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {edgekv.__version__}; quiet"
+        self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {edgekv.__version__}; quiet, 2"  # 2: the way of measuring
 
     def read(self) -> float | None:
         return json_file.made(Rate, self._mine().get("read"))
@@ -219,8 +224,9 @@ def matrix_shape(model: ModelFile) -> MatrixShape:
     found = model.header.value(f"{arch}.expert_feed_forward_length", 0) or model.header.value(f"{arch}.feed_forward_length", 0)
     n_ff = max(map(int, found), default=0) if isinstance(found, list) else int(found)
     n_used, n_expert = experts_used(model)
+    n_mib = 2 ** round(math.log2(max(_FEWEST_MIB, traffic(model).kept_bytes / MIB)))
     n_tokens = min(PROMPT_TOKENS, max(1, _UBATCH * n_used // n_expert))
-    return MatrixShape(min(n_embd, _LONGEST.n_embd), min(n_ff or 2 * n_embd, _LONGEST.n_ff), n_tokens)
+    return MatrixShape(min(n_embd, _LONGEST.n_embd), min(n_ff or 2 * n_embd, _LONGEST.n_ff), n_tokens, min(n_mib, _LONGEST.n_mib))
 
 
 def measured_head_dim(head_dim_k: int, head_dim_v: int) -> int:

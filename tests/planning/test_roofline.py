@@ -13,6 +13,7 @@ from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.measure import weights as measuring
 from edgekv.measure.busy import Others
+from edgekv.measure.contexts import Contexts
 from edgekv.models.geometry import open_model
 from edgekv.models.traffic import traffic
 from edgekv.planning.correction import correct
@@ -100,9 +101,10 @@ def test_layers_that_predict_are_not_read(header):
 
 def test_rows_are_as_long_as_the_model_s(header):
     """A product of short rows takes longer for each byte, so that rates are measured on the model's own sizes."""
-    assert matrix_shape(header("llama-3.2-1b")) == MatrixShape(2048, 8192)
-    assert matrix_shape(header("qwen3-30b-a3b")) == MatrixShape(2048, 768, 32), "of an expert, to which 8 of 128 tokens go"
-    assert matrix_shape(header("llama-3-70b")) == MatrixShape(2048, 8192), "longer rows take no longer for a byte"
+    assert matrix_shape(header("llama-3.2-1b")) == MatrixShape(2048, 8192, n_mib=512)
+    assert matrix_shape(header("qwen3-30b-a3b")) == MatrixShape(2048, 768, 32, 512), "of an expert, to which 8 of 128 tokens go"
+    assert matrix_shape(header("llama-3-70b")) == MatrixShape(2048, 8192, n_mib=512), "longer rows take no longer for a byte"
+    assert matrix_shape(header("qwen3-0.6b")).n_mib == 256 and matrix_shape(header("tiny")).n_mib == 16, "caches hold a part of few weights"
     odd = measuring._weights_shape(2, "q4_k", MatrixShape(576, 1600))
     assert (odd.n_embd, odd.n_ff) == (768, 1792), "whole blocks"
 
@@ -171,8 +173,8 @@ def test_only_what_is_missing_is_measured(header, tmp_path, monkeypatch):
 
 def test_small_matrices_make_no_more_layers_than_llama_cpp_takes():
     """Of 64 MiB of such matrices there would be thousands, and llama.cpp ends the process."""
-    for matrices in (MatrixShape(64, 128), SMALL, MatrixShape(2048, 8192)):
-        assert 2 <= measuring._layers(measuring._WEIGHT_BYTES, "q8_0", matrices) <= measuring._MOST_LAYERS < 512
+    for matrices in (MatrixShape(64, 128), SMALL, MatrixShape(2048, 8192, n_mib=512)):
+        assert 2 <= measuring._layers(matrices.n_mib << 20, "q8_0", matrices) <= measuring._MOST_LAYERS < 512
 
 
 def test_what_a_busy_machine_gives_is_not_kept(header, tmp_path, monkeypatch):
@@ -240,12 +242,17 @@ def test_a_fast_token_corrects_what_is_kept(header, tmp_path, monkeypatch):
     assert after.weights["q4_0"] == WeightRates(20e9, 20e9, 40e9, 60e9) and after.attention.row == ATTENTION.row / 20 and after.read == 20e10
 
 
-def test_rates_of_this_machine():
-    """What is measured can be reckoned with; how fast it is, no test says."""
+def test_rates_of_this_machine(monkeypatch):
+    """What is measured can be reckoned with; how fast it is, no test says. No measured token is the first one of a page: it would ask for its memory
+    each time."""
+    depths: list[int] = []
+    fill_to = Contexts.fill_to
+    monkeypatch.setattr(Contexts, "fill_to", lambda self, depth: (depths.append(depth), fill_to(self, depth)))
     step = measuring.step_rates(1)
     attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10, step)
     rates = [step.token, step.layer, attention.row, attention.scan]
     rates += (value for kernel in (attention.exact, attention.flash, attention.plain) for value in structs.astuple(kernel))
+    assert depths == [257, 257, 2049, 4097, 8193]
     assert len(rates) == 19 and all(0 < value < 1e-2 for value in rates)
     weights = measuring.weight_rates("q8_0", SMALL, step, 1)
     assert len(structs.astuple(weights)) == 4 and all(1e7 < rate < 1e13 for rate in structs.astuple(weights))

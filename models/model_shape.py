@@ -79,6 +79,7 @@ class ModelShape(Struct, frozen=True):
     rope_base: float
     norm_epsilon: float = 1e-5
     tied: bool = False  # the head is the embedding
+    embeds_f32: bool = False  # whatever the type of the other matrices
     experts: Experts | None = None
     window: SlidingWindow | None = None
     delta: DeltaNet | None = None
@@ -122,7 +123,7 @@ class ModelShape(Struct, frozen=True):
     def weights(self) -> Iterator[Weights]:
         """Every tensor in the order of the file. Matrices map inputs of unit variance to outputs of unit variance. Those that end in the
         residual stream have unit variance over all layers together."""
-        yield Weights("token_embd.weight", self.n_vocab, self.n_embd, _EMBEDDING_STD, shared=_SHARED)
+        yield Weights("token_embd.weight", self.n_vocab, self.n_embd, _EMBEDDING_STD, shared=_SHARED, is_f32=self.embeds_f32)
         # Any sign: a head that is the embedding would otherwise predict the token it has just seen.
         gain = _LOGIT_STD / (_EMBEDDING_STD * self.n_embd ** 0.5)
         last = "token_embd_norm" if self.architecture == "lfm2" else "output_norm"

@@ -14,6 +14,7 @@ from typing import BinaryIO, cast
 
 import gguf
 import numpy as np
+from msgspec.structs import replace
 
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError
 from edgekv.common.units import size
@@ -71,9 +72,12 @@ def write_header(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[
 
 
 def write_empty(shape: ModelShape, path: Path, weight_type: str) -> Path:
-    """Write a model whose weights are zero bytes, for measurements of speed and memory. weight_type: any ggml type whose blocks divide the
-    matrix rows. The weights are holes in the file, which take no disk."""
-    return _whole(shape, path, weight_type, lambda writer, total: _extend(_file_of(writer), total))
+    """Write a model whose matrices are zero bytes, for measurements of speed and memory. weight_type: any ggml type whose blocks divide the
+    matrix rows. The matrices are holes in the file, which take no disk. Random are vectors, and, in f32, a mixture's embeddings and the matrices
+    that choose experts, so that tokens go to different ones."""
+    if shape.experts is not None:
+        shape = replace(shape, embeds_f32=True)
+    return _whole(shape, path, weight_type, lambda writer, total: _write_all_but_matrices(writer, shape, weight_type))
 
 
 def _check_type(weight_type: str) -> None:
@@ -95,8 +99,14 @@ def _file_of(writer: gguf.GGUFWriter) -> BinaryIO:
     return writer.fout[0]
 
 
-def _extend(file: BinaryIO, n_bytes: int) -> None:
-    file.truncate(file.tell() + n_bytes)
+def _write_all_but_matrices(writer: gguf.GGUFWriter, shape: ModelShape, weight_type: str) -> None:
+    file = _file_of(writer)
+    for tensor in shape.weights():
+        end = file.tell() + writer.ggml_pad(tensor.n_bytes(weight_type), writer.data_alignment)
+        if tensor.is_vector or tensor.is_f32:
+            _drawn(tensor, seed=0).tofile(file)
+        file.seek(end)
+    file.truncate()
 
 
 def _whole(shape: ModelShape, path: Path, weight_type: str, body: Callable[[gguf.GGUFWriter, int], None], header_only: bool = False) -> Path:
@@ -261,16 +271,24 @@ class _Bank:
         return blocks.view(f"V{blocks.dtype.itemsize}")  # NumPy gathers plain bytes faster than fields
 
 
+def _random(tensor: Weights, seed: int) -> np.random.Generator:
+    """Each tensor has its own random stream, so that changing one leaves the others alone."""
+    return np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
+
+
+def _drawn(tensor: Weights, seed: int) -> np.ndarray:
+    """The numbers of a vector, or of a matrix of f32."""
+    random = _random(tensor, seed)
+    values = tensor.mean + np.float32(tensor.std) * random.standard_normal(tensor.n_elements, dtype=np.float32)
+    return values * random.choice(np.array([-1, 1], np.float32), tensor.n_in) if tensor.any_sign else values
+
+
 def _chunks(tensor: Weights, bank: _Bank, seed: int) -> Iterator[np.ndarray]:
-    """The bytes of a tensor, a few MiB at a time. Each tensor has its own random stream, so that changing one leaves the others alone."""
-    random = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
-    if tensor.is_vector:
-        values = tensor.mean + tensor.std * random.standard_normal(tensor.n_in, dtype=np.float32)
-        yield values * random.choice(np.array([-1, 1], np.float32), tensor.n_in) if tensor.any_sign else values
+    """The bytes of a tensor, a few MiB at a time."""
+    if tensor.is_vector or tensor.is_f32:
+        yield _drawn(tensor, seed)
         return
-    if tensor.is_f32:
-        yield np.float32(tensor.std) * random.standard_normal(tensor.n_elements, dtype=np.float32)
-        return
+    random = _random(tensor, seed)
     per_row = tensor.n_in // _BLOCK
     common = random.integers(0, _N_BLOCKS, per_row, dtype=np.uint16)
     n_rare = FIRST_PRINTABLE if tensor.name in ("token_embd.weight", "output.weight") else 0

@@ -9,9 +9,11 @@ from edgekv.models.geometry import ModelFile
 _TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
 """Tensors of which a token reads one row."""
 
+EXPERTS = " of experts"
+
 
 class Traffic(Struct, frozen=True):
-    """Amounts by ggml type of the tensors, in lower case."""
+    """Amounts by kind: the ggml type of the tensors, in lower case, and for those of experts with EXPERTS behind it."""
 
     decode_bytes: Mapping[str, int]
     """Bytes that one decoded token reads, the head included."""
@@ -39,7 +41,9 @@ def traffic(model: ModelFile) -> Traffic:
         if tensor.name in _TABLES and not is_head or _layer(tensor.name) >= model.geometry.n_layer:  # those that predict are for drafts
             continue
         kind = tensor.type.lower()
-        used, of = (n_used, n_expert) if "_exps." in tensor.name else (1, 1)
+        used, of = 1, 1
+        if "_exps." in tensor.name:
+            kind, used, of = kind + EXPERTS, n_used, n_expert
         decode[kind] = decode.get(kind, 0) + tensor.n_bytes * used // of
         kept += tensor.n_bytes
         if not is_head and len(tensor.shape) > 1 and not tensor.name.startswith(last):

@@ -1,4 +1,4 @@
-"""Measures what `edgekv plan` reckons with: rates of weights and of attention on this processor, in one or two seconds for each. Files of
+"""Measures what `edgekv plan` reckons with: rates of weights and of attention on this processor, in one to three seconds for each. Files of
 zeros and of a few heads represent the model: the time of a multiplication does not depend on the values. Models of up to 512 MiB are as large as
 these files: on a Zen 5 with 32 MiB of cache a byte of 64 MiB took 0.65 of the time of one of 512."""
 
@@ -24,11 +24,11 @@ from edgekv.measure.contexts import decoder_of
 from edgekv.measure.decoder import Decoder
 from edgekv.measure.steps import best_step, fastest, in_turns, set_mode, timed
 from edgekv.models.geometry import ModelFile
-from edgekv.models.model_shape import ModelShape
+from edgekv.models.model_shape import Experts, ModelShape
 from edgekv.models.model_writer import write_empty
-from edgekv.models.shape_weights import block_of, row_bytes
+from edgekv.models.shape_weights import Weights, block_of, row_bytes
+from edgekv.models.traffic import EXPERTS
 from edgekv.planning.host import (
-    PROMPT_TOKENS,
     AttentionRates,
     HostRates,
     KeptRates,
@@ -36,8 +36,7 @@ from edgekv.planning.host import (
     StepRates,
     WeightRates,
     attention_shape,
-    matrix_shape,
-    measured_types,
+    measured_weights,
     memory_gain,
 )
 
@@ -48,7 +47,7 @@ Show = Callable[[str, int, int], None]
 
 WHAT = "measuring this machine once"
 
-_PROMPT_BYTES = 8 * MIB  # PROMPT_TOKENS compute for so long on what they read that caches do not matter
+_PROMPT_BYTES = 8 * MIB  # many tokens compute for so long on what they read that caches do not matter
 _PROMPT_S = 1.0  # without fast kernels a prompt's token takes as long as one by itself: so many seconds of such tokens are enough
 _FEW_LAYERS, _MOST_LAYERS = 2, 128  # llama.cpp refuses many more, and a model of such small matrices lies in a cache itself
 _TINY = MatrixShape(32, 32)
@@ -66,9 +65,9 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, show: Show = lam
     if not _native.info()["enabled"]:
         raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
     kept = KeptRates(n_threads, _native.isa())
-    shape, matrices = attention_shape(model.geometry, kv), matrix_shape(model)
+    shape, measured = attention_shape(model.geometry, kv), measured_weights(model)
     known_read, known_step, known_attention = (None, None, None) if again else (kept.read(), kept.step(), kept.attention(shape))
-    known_weights = {kind: None if again else kept.weights(kind, matrices) for kind in measured_types(model)}
+    known_weights = {kind: None if again else kept.weights(kind, matrices) for kind, matrices in measured.items()}
     n_missing, n_done = [known_read, known_step, known_attention, *known_weights.values()].count(None), 0
     most_busy, look = 0.0, n_threads > 1
 
@@ -94,8 +93,8 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, show: Show = lam
     step = found("step", known_step, step_rates, lambda rates, n: rates)
     attention = found(f"attention {shape.name}", known_attention,
                       lambda n: attention_rates(shape, n, read * memory_gain(n) / memory_gain(n_threads), step), AttentionRates.spread)
-    weights = {kind: found(f"weights {kind} {matrices.name}", known, partial(weight_rates, kind, matrices, step), WeightRates.spread)
-               for kind, known in known_weights.items()}
+    weights = {kind: found(f"weights {kind} {matrices.name}", known_weights[kind], partial(weight_rates, kind.removesuffix(EXPERTS), matrices, step),
+                           WeightRates.spread) for kind, matrices in measured.items()}
     return HostRates(n_threads, read, step, weights, attention, most_busy)
 
 
@@ -124,30 +123,35 @@ def step_rates(n_threads: int) -> StepRates:
     """Of models of next to no weights, with few layers and with many."""
     seconds = []
     for n_layer in (_FEW_LAYERS, _MOST_LAYERS):
-        with _decoder(_weights_shape(n_layer, "f32", _TINY), "f32", n_threads) as decoder:
+        with _decoder(_weights_shape(n_layer, "f32", _TINY), "f32", _TINY.n_tokens, n_threads) as decoder:
             seconds.append(best_step(decoder, 1, _HELD))
     layer = max(seconds[1] - seconds[0], _FLOOR * seconds[0]) / (_MOST_LAYERS - _FEW_LAYERS)
     return StepRates(max(seconds[0] - _FEW_LAYERS * layer, _FLOOR * seconds[0]), layer)
 
 
 def weight_rates(kind: str, matrices: MatrixShape, step: StepRates, n_threads: int) -> WeightRates:
-    """Of files of weights: a token reads a large one, less what its layers take without weights, and a prompt computes with a small one, or with
-    more weights where few tokens meet each."""
-    weight_bytes = matrices.n_mib * MIB
-    prompt_bytes = min(weight_bytes, _PROMPT_BYTES * PROMPT_TOKENS // matrices.n_tokens)
-    large, small = (_weights_shape(_layers(n_bytes, kind, matrices), kind, matrices) for n_bytes in (weight_bytes, prompt_bytes))
+    """Of files of weights of a type: a token reads a large one, less what its layers take without weights, and a prompt computes with a small one,
+    where experts do not share its tokens."""
+    large = _weights_shape(_layers(matrices.n_mib * MIB, kind, matrices), kind, matrices)
+    small = large if large.experts else _weights_shape(_layers(_PROMPT_BYTES, kind, matrices), kind, matrices)
     least = step.token + large.n_layer * step.layer
-    with _decoder(large, kind, n_threads) as decoder:
-        token = [max(seconds - least, seconds / 2) for seconds in _steps(decoder, 1)]
-    n_tokens = max(1, min(matrices.n_tokens, int(_PROMPT_S / (token[0] * small.file_bytes(kind) / large.file_bytes(kind)))))
-    with _decoder(small, kind, n_threads) as decoder:
-        prompt = _steps(decoder, n_tokens)
     last = f"blk.{small.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
-    weights = sum(tensor.n_elements for tensor in small.weights()
+    read, read_by_prompts = (sum(tensor.n_bytes(kind) * _used(tensor, matrices) for tensor in of.weights() if tensor.name != "token_embd.weight")
+                             for of in (large, small))
+    weights = sum(tensor.n_elements * _used(tensor, matrices) for tensor in small.weights()
                   if tensor.name.startswith("blk.") and not tensor.name.startswith(last) and not tensor.is_vector)
-    n_bytes = large.file_bytes(kind) - row_bytes(large.n_vocab * large.n_embd, kind)
+    with _decoder(large, kind, matrices.n_tokens, n_threads) as decoder:
+        token = [max(seconds - least, seconds / 2) for seconds in _steps(decoder, 1)]
+    n_tokens = max(1, min(matrices.n_tokens, int(_PROMPT_S / (token[0] * read_by_prompts / read))))
+    with _decoder(small, kind, matrices.n_tokens, n_threads) as decoder:
+        prompt = _steps(decoder, n_tokens)
     prompts = weights * n_tokens
-    return WeightRates(n_bytes / token[0], n_bytes / min(token), prompts / prompt[0], prompts / min(prompt))  # the faster kernels serve
+    return WeightRates(read / token[0], read / min(token), prompts / prompt[0], prompts / min(prompt))  # the faster kernels serve
+
+
+def _used(tensor: Weights, matrices: MatrixShape) -> float:
+    """The part of a tensor that a token meets."""
+    return matrices.n_used / matrices.n_expert if tensor.n_stacked else 1.0
 
 
 def _steps(decoder: Decoder, n_tokens: int) -> tuple[float, float]:
@@ -161,12 +165,12 @@ def _steps(decoder: Decoder, n_tokens: int) -> tuple[float, float]:
 
 
 @contextmanager
-def _decoder(shape: ModelShape, kind: str, n_threads: int) -> Iterator[Decoder]:
-    """With stock attention and a token in its cache."""
+def _decoder(shape: ModelShape, kind: str, n_tokens: int, n_threads: int) -> Iterator[Decoder]:
+    """With stock attention and a token in its cache, for prompts of n_tokens."""
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         path = write_empty(shape, Path(folder) / "weights.gguf", kind)
-        with decoder_of(path, kv=KvMode.OFF, n_ctx=2 * PROMPT_TOKENS, n_batch=PROMPT_TOKENS, n_ubatch=PROMPT_TOKENS, n_threads=n_threads,
-                        n_threads_batch=n_threads, n_gpu_layers=0) as decoder:
+        with decoder_of(path, kv=KvMode.OFF, n_ctx=2 * n_tokens, n_batch=n_tokens, n_ubatch=n_tokens, n_threads=n_threads, n_threads_batch=n_threads,
+                        n_gpu_layers=0) as decoder:
             decoder.decode([300] * _HELD)
             yield decoder
 
@@ -181,4 +185,5 @@ def _weights_shape(n_layer: int, kind: str, matrices: MatrixShape) -> ModelShape
     """With rows as long as the model's, in whole blocks of the type, and a single head: a prompt of many attends itself."""
     block = max(32, block_of(kind)[0])
     n_embd, n_ff = (-(-n // block) * block for n in (matrices.n_embd, matrices.n_ff))
-    return ModelShape("weights", "llama", n_layer, n_embd, n_ff, 1, 1, block, 512, 4096, 10_000.0)
+    experts = Experts(matrices.n_expert, matrices.n_used, n_ff) if matrices.n_expert > 1 else None
+    return ModelShape("weights", "qwen3moe" if experts else "llama", n_layer, n_embd, n_ff, 1, 1, block, 512, 4096, 10_000.0, experts=experts)

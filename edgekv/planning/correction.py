@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.models.geometry import ModelFile
-from edgekv.planning.host import AttentionRates, KeptRates, KernelRates, StepRates, WeightRates, attention_shape, kept_for, matrix_shape
+from edgekv.planning.host import AttentionRates, KeptRates, KernelRates, StepRates, WeightRates, attention_shape, kept_for, measured_weights
 from edgekv.planning.roofline import HostRoofline
 
 log = logging.getLogger("edgekv")
@@ -28,8 +28,9 @@ def correct(kept: KeptRates, model: ModelFile, kv: KvOptions, mode: KvMode, dept
     kept.keep("read", rates.read * times)
     kept.keep("step", StepRates(rates.step.token / times, rates.step.layer / times))
     kept.keep(f"attention {attention_shape(model.geometry, kv).name}", _faster(rates.attention, times))
-    for kind, of in rates.weights.items():
-        kept.keep(f"weights {kind} {matrix_shape(model).name}", WeightRates(*(getattr(of, name) * times for name in of.__struct_fields__)))
+    for kind, matrices in measured_weights(model).items():
+        of = rates.weights[kind]
+        kept.keep(f"weights {kind} {matrices.name}", WeightRates(*(getattr(of, name) * times for name in of.__struct_fields__)))
     log.info("a token takes %.2g s and not %.2g s: the rates that `edgekv plan` keeps of this machine were too low, and are corrected",
              seconds, seconds * times)
     return times

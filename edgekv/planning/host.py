@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import platformdirs
 from msgspec import Struct
+from msgspec.structs import replace
 
 import edgekv
 from edgekv.common import json_file
@@ -19,21 +20,26 @@ from edgekv.common.machine import cpu_family
 from edgekv.common.units import MIB
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry, ModelFile
-from edgekv.models.traffic import experts_used, traffic
+from edgekv.models.traffic import EXPERTS, experts_used, traffic
 
 _LARGEST_GROUP = 16
 _MEASURED = (64, 80, 96, 112, 128, 192, 256)
 NEAR, MIDDLE = 2048, 4096
 """Cells of a layer beyond which one more cell costs more."""
 
-PROMPT_TOKENS = 256
+_PROMPT_TOKENS = 256
 """So many tokens make a step's fixed time a small part, as in a real prompt."""
 
-_UBATCH = 512  # llama.cpp's default
+_UBATCH = 512
+"""llama.cpp's default, of which each expert gets a part."""
+
+_MOST_EXPERTS = 32
+"""Of more a stand-in has fewer, and reads a shorter prompt: each gets the same part."""
+
 _FEWEST_MIB = 16  # of weights: fewer take too short a time
 
 _LEAST_SHARE = 0.05
-"""A type of weights is measured from this share of a token's bytes on; other types count as the slowest."""
+"""A kind of weights is measured from this share of a token's bytes on; others count as the slowest."""
 
 log = logging.getLogger("edgekv")
 
@@ -135,15 +141,16 @@ class MatrixShape(Struct, frozen=True):
 
     n_embd: int
     n_ff: int
-    """Of an expert, if there are experts."""
-    n_tokens: int = PROMPT_TOKENS
-    """Tokens of a prompt that meet a matrix at once: fewer where experts share them."""
     n_mib: int = 64
     """Of all weights, a power of two: the more there are, the smaller the part that a processor's caches hold."""
+    n_tokens: int = _PROMPT_TOKENS
+    n_expert: int = 1
+    n_used: int = 1
+    """Experts that a token goes to."""
 
     @property
     def name(self) -> str:
-        return f"{self.n_embd}x{self.n_ff} {self.n_tokens} {self.n_mib}"
+        return f"{self.n_embd}x{self.n_ff} {self.n_mib} {self.n_tokens} {self.n_used}/{self.n_expert}"
 
 
 _LONGEST = MatrixShape(2048, 8192, n_mib=512)
@@ -202,8 +209,9 @@ class KeptRates:
 def kept_for(model: ModelFile, kv: KvOptions, kept: KeptRates) -> HostRates | None:
     """All rates that a model needs; None if one was never measured."""
     read, step, attention = kept.read(), kept.step(), kept.attention(attention_shape(model.geometry, kv))
-    weights = {kind: rates for kind in measured_types(model) if (rates := kept.weights(kind, matrix_shape(model))) is not None}
-    if read is None or step is None or attention is None or len(weights) < len(measured_types(model)):
+    measured = measured_weights(model)
+    weights = {kind: rates for kind, matrices in measured.items() if (rates := kept.weights(kind, matrices)) is not None}
+    if read is None or step is None or attention is None or len(weights) < len(measured):
         return None
     return HostRates(kept.n_threads, read, step, weights, attention)
 
@@ -218,15 +226,18 @@ def attention_shape(model: Geometry, kv: KvOptions) -> AttentionShape:
     return AttentionShape(measured_head_dim(model.head_dim_k, model.head_dim_v), group, model.n_head_kv[il], *types)
 
 
-def matrix_shape(model: ModelFile) -> MatrixShape:
-    """The sizes that most of a model's weights have, up to those where a row's start no longer counts."""
+def matrix_shape(model: ModelFile, of_experts: bool = False) -> MatrixShape:
+    """The sizes that most of a model's weights have, or of its experts', up to those where a row's start no longer counts."""
     arch, n_embd = model.geometry.architecture, model.geometry.n_embd
-    found = model.header.value(f"{arch}.expert_feed_forward_length", 0) or model.header.value(f"{arch}.feed_forward_length", 0)
+    found = of_experts and model.header.value(f"{arch}.expert_feed_forward_length", 0) or model.header.value(f"{arch}.feed_forward_length", 0)
     n_ff = max(map(int, found), default=0) if isinstance(found, list) else int(found)
-    n_used, n_expert = experts_used(model)
     n_mib = 2 ** round(math.log2(max(_FEWEST_MIB, traffic(model).kept_bytes / MIB)))
-    n_tokens = min(PROMPT_TOKENS, max(1, _UBATCH * n_used // n_expert))
-    return MatrixShape(min(n_embd, _LONGEST.n_embd), min(n_ff or 2 * n_embd, _LONGEST.n_ff), n_tokens, min(n_mib, _LONGEST.n_mib))
+    dense = MatrixShape(min(n_embd, _LONGEST.n_embd), min(n_ff or 2 * n_embd, _LONGEST.n_ff), min(n_mib, _LONGEST.n_mib))
+    if not of_experts:
+        return dense
+    n_used, n_expert = experts_used(model)
+    n = min(n_expert, max(_MOST_EXPERTS, 2 * n_used))
+    return replace(dense, n_tokens=max(1, _UBATCH * n // n_expert), n_expert=n, n_used=n_used)
 
 
 def measured_head_dim(head_dim_k: int, head_dim_v: int) -> int:
@@ -236,8 +247,9 @@ def measured_head_dim(head_dim_k: int, head_dim_v: int) -> int:
     return 256 if min(head_dim_k, head_dim_v) >= 256 else 128
 
 
-def measured_types(model: ModelFile) -> list[str]:
-    """Types of weights that take their share of a token's bytes, the largest in any case."""
+def measured_weights(model: ModelFile) -> dict[str, MatrixShape]:
+    """Kinds of weights (`Traffic`) that take their share of a token's bytes, the largest in any case, each with the sizes to measure it in."""
     of = traffic(model)
     ordered = sorted(of.decode_bytes, key=lambda kind: -of.decode_bytes[kind])
-    return [kind for i, kind in enumerate(ordered) if i == 0 or of.decode_bytes[kind] >= _LEAST_SHARE * of.active_bytes]
+    return {kind: matrix_shape(model, kind.endswith(EXPERTS)) for i, kind in enumerate(ordered)
+            if i == 0 or of.decode_bytes[kind] >= _LEAST_SHARE * of.active_bytes}

@@ -1,7 +1,9 @@
 """Whatever type of weights llama.cpp reads, EdgeKV describes, plans, measures and runs."""
 
+import gguf
 import numpy as np
 import pytest
+from msgspec import structs
 from support.headers import with_keys
 
 from edgekv._native.gguf_header import block_sizes
@@ -36,6 +38,19 @@ def test_rates_of_a_type_that_gguf_does_not_name(monkeypatch):
     monkeypatch.setattr(measuring, "_PROMPT_BYTES", 1 << 18)  # how long it takes is no question here
     rates = measuring.weight_rates("q2_0", MatrixShape(256, 256), StepRates(1e-6, 1e-6), 1)
     assert min(rates.decode_stock, rates.decode_exact, rates.prompt_stock, rates.prompt_exact) > 0
+
+
+def test_tokens_of_an_empty_mixture_go_to_all_its_experts(tmp_path):
+    """Tokens that all met the same experts would be measured as a model without a mixture is."""
+    shape = measuring._weights_shape(2, "q2_k", MatrixShape(256, 256, n_expert=8, n_used=2))
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(write_empty(shape, tmp_path / "model.gguf", "q2_k")).tensors}
+    assert not np.any(tensors["blk.0.ffn_up_exps.weight"].data) and tensors["blk.0.ffn_up_exps.weight"].tensor_type.name == "Q2_K"
+    for il in range(2):
+        logits = tensors["token_embd.weight"].data[260:380] * tensors[f"blk.{il}.ffn_norm.weight"].data @ tensors[f"blk.{il}.ffn_gate_inp.weight"].data.T
+        chosen = np.argsort(logits, axis=1)[:, -shape.experts.n_used:]
+        assert np.bincount(chosen.ravel()).min() > 0
+    rates = measuring.weight_rates("q2_k", MatrixShape(256, 256, 16, 16, n_expert=8, n_used=2), StepRates(1e-6, 1e-6), 1)
+    assert min(structs.astuple(rates)) > 0
 
 
 def test_weights_that_llama_cpp_cannot_map_are_a_sentence(synthetic, tmp_path):

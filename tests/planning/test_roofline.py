@@ -26,7 +26,7 @@ from edgekv.planning.host import (
     attention_shape,
     kept_for,
     matrix_shape,
-    measured_types,
+    measured_weights,
     memory_gain,
 )
 from edgekv.planning.roofline import ROWS, HostRoofline, depth_at, rows_read
@@ -102,7 +102,9 @@ def test_layers_that_predict_are_not_read(header):
 def test_rows_are_as_long_as_the_model_s(header):
     """A product of short rows takes longer for each byte, so that rates are measured on the model's own sizes."""
     assert matrix_shape(header("llama-3.2-1b")) == MatrixShape(2048, 8192, n_mib=512)
-    assert matrix_shape(header("qwen3-30b-a3b")) == MatrixShape(2048, 768, 32, 512), "of an expert, to which 8 of 128 tokens go"
+    assert measured_weights(header("qwen3-30b-a3b")) == {
+        "q4_0 of experts": MatrixShape(2048, 768, 512, n_tokens=128, n_expert=32, n_used=8),  # 32 tokens each, as of 512 where there are 128
+        "q4_0": MatrixShape(2048, 6144, 512)}
     assert matrix_shape(header("llama-3-70b")) == MatrixShape(2048, 8192, n_mib=512), "longer rows take no longer for a byte"
     assert matrix_shape(header("qwen3-0.6b")).n_mib == 256 and matrix_shape(header("tiny")).n_mib == 16, "caches hold a part of few weights"
     odd = measuring._weights_shape(2, "q4_k", MatrixShape(576, 1600))
@@ -154,7 +156,7 @@ def test_measured_once(header, tmp_path, monkeypatch):
     def show(*told):
         shown.append(told)
 
-    assert kept_for(model, kv, KeptRates(1, "x")) is None and measured_types(model) == ["q4_0"]
+    assert kept_for(model, kv, KeptRates(1, "x")) is None and list(measured_weights(model)) == ["q4_0"]
     first = measuring.host_rates(model, kv, 1, show)
     assert shown == [(measuring.WHAT, done, 4) for done in range(4)] and first.read > 1e8
     assert measuring.host_rates(model, kv, 1, show) == first and len(shown) == 4

@@ -1,6 +1,6 @@
 // The home of rows in host memory: addresses for all cells, memory where tokens are. Or in a file: space for all cells.
 //
-// A cache on the processor lies in a mapping of its own (llama-edgekv-mapping.cpp). What holds no tokens any more is given back in whole huge
+// A cache on the processor lies in a mapping of its own (llama-edgekv-mapping.cpp). What holds no tokens any more is given back in whole
 // pages, and reads as zeros again. Large tensors begin at a huge page, so that a stream's first tokens take one of each.
 #include "llama-edgekv-access.h"
 #include "llama-edgekv-mapping.h"
@@ -36,27 +36,28 @@ std::vector<const ggml_tensor *> rows_that(bool (*so)(const ggml_tensor * rows),
 
 using span = std::pair<uintptr_t, uintptr_t>;
 
-// Gives back the whole huge pages of these spans of a mapping; those that only padding parts are one.
-void give_back(ggml_backend_buffer_t mapping, std::vector<span> & spans) {
+// Gives back the whole units of these spans of a mapping; those that only padding parts are one.
+void give_back(ggml_backend_buffer_t mapping, std::vector<span> & spans, size_t unit) {
     std::sort(spans.begin(), spans.end());
     for (size_t i = 0; i < spans.size();) {
         span whole = spans[i];
         for (++i; i < spans.size() && spans[i].first < whole.second + 64; ++i) {
             whole.second = std::max(whole.second, spans[i].second);
         }
-        const uintptr_t first = llama_edgekv_huge(whole.first);
-        const uintptr_t end   = whole.second/LLAMA_EDGEKV_HUGE*LLAMA_EDGEKV_HUGE;
+        const uintptr_t first = (whole.first + unit - 1)/unit*unit;
+        const uintptr_t end   = whole.second/unit*unit;
         if (first < end) {
             llama_edgekv_forget(mapping, first, end);
         }
     }
 }
 
-// The bytes that rows of a stream's first n cells take, in whole huge pages.
+// The bytes that rows of a stream's first n cells take, in whole units.
 size_t taken(const std::vector<const ggml_tensor *> & tensors, size_t n) {
     size_t sum = 0;
     for (const ggml_tensor * rows : tensors) {
-        sum += std::min(llama_edgekv_huge(n*rows->nb[1]), rows->nb[2]);
+        const size_t unit = llama_edgekv_unit(rows);
+        sum += std::min((n*rows->nb[1] + unit - 1)/unit*unit, rows->nb[2]);
     }
     return sum;
 }
@@ -124,7 +125,7 @@ void llama_edgekv_give_back(llama_kv_cache & kv) {
         return;
     }
     std::vector<const ggml_tensor *> tensors;
-    std::vector<span> spans;
+    std::map<size_t, std::vector<span>> spans;  // by unit
     for (uint32_t s = 0; s < llama_edgekv_access::n_streams(kv); ++s) {
         llama_kv_cells & cells = llama_edgekv_access::cells(kv, s);
         llama_edgekv_access::clock(cells).each_left([&](uint32_t i) { return cells.is_empty(i); }, [&](uint32_t first, uint32_t end) {
@@ -132,14 +133,14 @@ void llama_edgekv_give_back(llama_kv_cache & kv) {
                 tensors = rows_that(llama_edgekv_is_mapped, kv);
             }
             for (const ggml_tensor * rows : tensors) {
-                const uintptr_t begin = reinterpret_cast<uintptr_t>(rows->data) + s*rows->nb[2];
+                const uintptr_t base  = reinterpret_cast<uintptr_t>(rows->data), begin = base + s*rows->nb[2];
                 const bool      last  = end == cells.size() && s + 1 == llama_edgekv_access::n_streams(kv);  // with the padding behind it
-                spans.emplace_back(begin + first*rows->nb[1], last ? reinterpret_cast<uintptr_t>(rows->data) + llama_edgekv_padded(rows) : begin + end*rows->nb[1]);
+                spans[llama_edgekv_unit(rows)].emplace_back(begin + first*rows->nb[1], last ? base + llama_edgekv_padded(rows) : begin + end*rows->nb[1]);
             }
         });
     }
-    if (!tensors.empty()) {
-        give_back(tensors[0]->buffer, spans);  // all tensors of a cache that are mapped lie in one mapping
+    for (auto & [unit, those] : spans) {
+        give_back(tensors[0]->buffer, those, unit);  // all tensors of a cache that are mapped lie in one mapping
     }
 }
 

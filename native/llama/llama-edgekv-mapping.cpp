@@ -79,7 +79,6 @@ struct mapping {
 
 mapping & of(ggml_backend_buffer_t buffer) { return *static_cast<mapping *>(buffer->context); }
 
-// Huge pages, because sampling reads scattered rows: with pages of 4 KiB each costs a walk of the page table, in a virtual machine a nested one.
 // No reserve, because a context may have more cells than will ever hold tokens; what is free is asked when they come.
 char * map_memory(size_t n_bytes) {
     void * whole = mmap(nullptr, n_bytes + LLAMA_EDGEKV_HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -92,7 +91,6 @@ char * map_memory(size_t n_bytes) {
         munmap(whole, base - first);
     }
     munmap(reinterpret_cast<void *>(base + n_bytes), LLAMA_EDGEKV_HUGE - (base - first));
-    madvise(reinterpret_cast<void *>(base), n_bytes, MADV_HUGEPAGE);  // if refused, the cache has small pages
     return reinterpret_cast<char *>(base);
 }
 
@@ -143,6 +141,17 @@ bool forget(const mapping & m, size_t offset, size_t n_bytes) {
         return madvise(m.base + offset, n_bytes, MADV_DONTNEED) == 0;
     }
     return fallocate(m.file, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(n_bytes)) == 0;
+}
+
+// Huge pages, because sampling reads scattered rows: with pages of 4 KiB each costs a walk of the page table, in a virtual machine a nested one.
+// Of 8 MiB of rows the walk was not to be seen. If refused, all pages are small.
+ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * rows) {
+    if (!rows->view_src && of(buffer).file < 0) {
+        const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), base = reinterpret_cast<uintptr_t>(rows->data);
+        const uintptr_t first = base/page*page;
+        madvise(reinterpret_cast<void *>(first), base + llama_edgekv_padded(rows) - first, llama_edgekv_unit(rows) == LLAMA_EDGEKV_HUGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    }
+    return GGML_STATUS_SUCCESS;
 }
 
 void free_buffer(ggml_backend_buffer_t buffer) { unmap(&of(buffer)); }
@@ -199,6 +208,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t n_byt
     buffer->context = made;
     buffer->iface.free_buffer = free_buffer;
     buffer->iface.get_base    = get_base;
+    buffer->iface.init_tensor = init_tensor;
     buffer->iface.clear       = clear;
     return buffer;
 }

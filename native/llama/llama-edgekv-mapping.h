@@ -29,6 +29,9 @@ constexpr size_t LLAMA_EDGEKV_HUGE = size_t{2} << 20;
 
 inline size_t llama_edgekv_huge(size_t n) { return (n + LLAMA_EDGEKV_HUGE - 1)/LLAMA_EDGEKV_HUGE*LLAMA_EDGEKV_HUGE; }
 
+// The bytes of rows that come and go at once: a huge page, or so much less where a stream has few of them that most would be taken in part.
+inline size_t llama_edgekv_unit(const ggml_tensor * rows) { return rows->nb[2] < 8*LLAMA_EDGEKV_HUGE ? size_t{64} << 10 : LLAMA_EDGEKV_HUGE; }
+
 // the bytes that rows take, so that those behind begin at a huge page, where that costs less than a hundredth
 size_t llama_edgekv_padded(const ggml_tensor * rows);
 
@@ -40,6 +43,6 @@ bool llama_edgekv_is_mapped(const ggml_tensor * rows);  // in memory or a file
 // The kernel reads ahead where these rows are read next, until libedgekv says how it reads them. Nothing happens for rows in memory.
 void llama_edgekv_will_stream(const ggml_tensor * rows);
 
-// Makes whole huge pages [first, end) of a mapping zeros. In memory they take none any more, a file keeps its space. false: the file system
+// Makes whole pages [first, end) of a mapping zeros. In memory they take none any more, a file keeps its space. false: the file system
 // cannot, and they stay as they are.
 bool llama_edgekv_forget(ggml_backend_buffer_t buffer, uintptr_t first, uintptr_t end);

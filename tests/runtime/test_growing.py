@@ -63,7 +63,7 @@ def resident(path: Path, code: str) -> dict[str, int]:
 def test_memory_follows_the_tokens(synthetic, mode):
     found = resident(synthetic("llama", **SHAPE), f"""
         from pathlib import Path
-        for n_ctx in (2048, {N_CTX}):
+        for n_ctx in (16384, {N_CTX}):
             with attached(Path(sys.argv[1]), KvOptions(mode="{mode}"), n_ctx=n_ctx, n_seq=1) as (context, run):
                 read(context, 1)
                 found[f"first {{n_ctx}}"] = anonymous()
@@ -74,9 +74,27 @@ def test_memory_follows_the_tokens(synthetic, mode):
     assert found[f"cells {N_CTX}"] == N_CTX
     home = 2 * 8 * N_CTX * ROW
     assert home == 4096 * MIB
-    assert found[f"first {N_CTX}"] - found["first 2048"] < BESIDES, "a start costs what it costs with few cells"
+    assert found[f"first {N_CTX}"] - found["first 16384"] < BESIDES, "a start costs what it costs with few cells"
     grown = found[f"more {N_CTX}"] - found[f"first {N_CTX}"]
     assert grown < 2 * 8 * HUGE + BESIDES, "a page more of each layer's K and V"
+
+
+def test_few_rows_take_small_pages(synthetic):
+    """Where a stream's rows are few huge pages, tokens would take most of them in part."""
+    found = resident(synthetic("llama", **SHAPE | {"n_layer": 16, "n_head": 2, "n_head_kv": 2}), f"""
+        from pathlib import Path
+        with attached(Path(sys.argv[1]), KvOptions(mode="exact"), n_ctx=8192, n_seq=1) as (context, run):
+            found["opened"] = anonymous()
+            read(context, 64)
+            read(context, {CELLS}, first=64)
+            found["more"] = anonymous()
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, 64, -1)
+            found["removed"] = anonymous()
+        """)
+    rows, unit = 2 * 16 * CELLS * ROW // 4, 2 * 16 * (64 << 10)
+    assert rows == 16 * MIB
+    assert found["more"] - found["opened"] < rows + unit + BESIDES < 2 * 16 * HUGE, "a huge page of K and of V of each layer would be 64 MiB"
+    assert found["more"] - found["removed"] >= rows - 2 * unit, "but for a part at each end"
 
 
 def test_rows_that_come_get_the_memory_of_those_that_go(synthetic):

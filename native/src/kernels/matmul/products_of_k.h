@@ -34,7 +34,7 @@ RowFactors factors_of_32(const Block & block) {
 // The nibbles of the codes from block B on, where 32 bytes hold the codes of two blocks.
 template <int B, class Block>
 [[gnu::always_inline]] inline Simd::I nibbles_of_row(const Block & block) {
-    return low_nibbles(Simd::moved<4 * (B % 2), 4>(Simd::dup32(block.codes + 32 * (B / 2))));
+    return low_nibbles(Simd::moved<4 * (B % 2), 4>(Simd::iload_twice(block.codes + 32 * (B / 2))));
 }
 
 // Each type has vector<B>(), the codes from block B on, and row_factors().
@@ -49,7 +49,7 @@ struct RowQ5_K : Q5_K {
     static constexpr int kLeast = -1;
     template <int B>
     [[gnu::always_inline]] static Simd::I vector(const Block & block) {
-        return Simd::ior(nibbles_of_row<B>(block), Simd::iand(Simd::moved<B - 4, B - 3>(Simd::dup32(block.high)), bytes_of(16)));
+        return Simd::ior(nibbles_of_row<B>(block), Simd::iand(Simd::moved<B - 4, B - 3>(Simd::iload_twice(block.high)), bytes_of(16)));
     }
     [[gnu::always_inline]] static RowFactors row_factors(const Block & block) { return factors_of_32(block); }
 };
@@ -60,7 +60,7 @@ struct RowQ6_K : Q6_K {
     [[gnu::always_inline]] static Simd::I vector(const Block & block) {
         constexpr int half = B / 4, quarter = B % 4;
         const Simd::I low = Simd::iload(block.low + 64 * half + 32 * (quarter % 2));
-        const Simd::I top = Simd::moved<2 * quarter - 4, 2 * quarter - 2>(Simd::dup32(block.high + 32 * half));
+        const Simd::I top = Simd::moved<2 * quarter - 4, 2 * quarter - 2>(Simd::iload_twice(block.high + 32 * half));
         return Simd::ior(quarter < 2 ? low_nibbles(low) : high_nibbles(low), Simd::iand(top, bytes_of(0x30)));
     }
     [[gnu::always_inline]] static RowFactors row_factors(const Block & block) {

@@ -15,29 +15,22 @@ struct Simd {
     static constexpr int kPvVectors = 4;  // output vectors per query and register block
     static constexpr int kPromptPanels = 3;                 // vectors of queries of a prompt's register block,
     static constexpr int prompt_height(int) { return 8; }   // and cells or channels against so many vectors
-#ifdef __AVX512VNNI__
-    static constexpr bool kBiasedK = true;  // dot4() sees k + 128
-#else
-    static constexpr bool kBiasedK = false;
-#endif
 
     using F = __m512;
     using I = __m512i;
 
-    static F zero() { return _mm512_setzero_ps(); }
-    static F set1(float x) { return _mm512_set1_ps(x); }
-    static F load(const void * p) { return _mm512_loadu_ps(p); }
-    static void store(void * p, F a) { _mm512_storeu_ps(p, a); }
-    static F add(F a, F b) { return _mm512_add_ps(a, b); }
-    static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-    static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-    static F div(F a, F b) { return _mm512_div_ps(a, b); }
-    static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-    static F min(F a, F b) { return _mm512_min_ps(a, b); }
-    static F max(F a, F b) { return _mm512_max_ps(a, b); }
+#define MM(name) _mm512_##name
+#define MM_SI(name) _mm512_##name##_si512
+#ifdef __AVX512VNNI__
+#define MM_VNNI(name) _mm512_##name##_epi32
+#endif
+#include "kernels/simd/simd_x86.h"
+
+    static I with_signs(I a, I of) { return _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(of), izero(), a); }
+    static constexpr int kCodeChains = kBiasedK ? 16 : 8;
+
     static float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
 
-    static void prefetch(const char * p) { _mm_prefetch(p, _MM_HINT_T1); }
     static F load_f16(const char * p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))); }
     // For the end of a row with 8, or at least kLanes, values left: later memory is not touched, and its lanes are 0.
     static __mmask16 some(int n) { return n < kLanes ? 0xff : 0xffff; }
@@ -71,23 +64,12 @@ struct Simd {
         return _mm512_mask_add_ps(bias, _mm512_cmp_ps_mask(bias, set1(-__builtin_inff()), _CMP_GT_OQ), s, bias);
     }
 
-    // Every 128-bit group of the result is [sum a, sum b, sum c, sum d] over that group of the inputs.
-    static F quad(F a, F b, F c, F d) {
-        const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-        const F cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-        return add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
-    }
     // Sums the 128-bit groups of x[i] into group i.
     static F join(const F * x) {
         const F lo = add(_mm512_shuffle_f32x4(x[0], x[1], 0x88), _mm512_shuffle_f32x4(x[0], x[1], 0xdd));
         const F hi = add(_mm512_shuffle_f32x4(x[2], x[3], 0x88), _mm512_shuffle_f32x4(x[2], x[3], 0xdd));
         return add(_mm512_shuffle_f32x4(lo, hi, 0x88), _mm512_shuffle_f32x4(lo, hi, 0xdd));
     }
-
-    static I izero() { return _mm512_setzero_si512(); }
-    static I iload(const void * p) { return _mm512_loadu_si512(p); }
-    static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
-    static I isub(I a, int b) { return _mm512_sub_epi32(a, _mm512_set1_epi32(b)); }
 
     // The int8 values of blocks 2v and 2v+1 of a q8_0 row; zeros for a block that the row lacks.
     static I load_q8(const char * row, int v, int n_blocks) {
@@ -98,34 +80,6 @@ struct Simd {
         }
         return _mm512_inserti64x4(_mm512_castsi256_si512(lo), _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 34)), 1);
     }
-    // Transposes 4 x 4 dwords in every 128-bit group.
-    static void turn4(I * k) {
-        const I ab0 = _mm512_unpacklo_epi32(k[0], k[1]), ab1 = _mm512_unpackhi_epi32(k[0], k[1]);
-        const I cd0 = _mm512_unpacklo_epi32(k[2], k[3]), cd1 = _mm512_unpackhi_epi32(k[2], k[3]);
-        k[0] = _mm512_unpacklo_epi64(ab0, cd0);
-        k[1] = _mm512_unpackhi_epi64(ab0, cd0);
-        k[2] = _mm512_unpacklo_epi64(ab1, cd1);
-        k[3] = _mm512_unpackhi_epi64(ab1, cd1);
-    }
-    // ... into the form that dot4() takes.
-    static void transpose4(I * k) {
-        turn4(k);
-#ifdef __AVX512VNNI__
-        for (int i = 0; i < 4; ++i) {
-            k[i] = _mm512_xor_si512(k[i], _mm512_set1_epi8(-128));
-        }
-#endif
-    }
-    // acc + the dot products of 4 int8 in every dword.
-    static I dot4(I acc, I k, I q) {
-#ifdef __AVX512VNNI__
-        return _mm512_dpbusd_epi32(acc, k, q);
-#else
-        const I signed_q = _mm512_mask_sub_epi8(q, _mm512_movepi8_mask(k), izero(), q);
-        const I pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(k), signed_q);
-        return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-#endif
-    }
     // acc[g] holds 4 cells with partial sums in its 128-bit groups; out[b] becomes the 16 cells' sums over block b.
     static void block_sums(const I * acc, I * out) {
         const I lo = _mm512_add_epi32(_mm512_shuffle_i32x4(acc[0], acc[1], 0x88), _mm512_shuffle_i32x4(acc[0], acc[1], 0xdd));
@@ -134,14 +88,6 @@ struct Simd {
         out[1] = _mm512_shuffle_i32x4(lo, hi, 0xdd);
     }
 
-    // 16 bytes at each of the addresses at(group); zeros for null.
-    template <class At>
-    [[gnu::always_inline]] static I groups_at(At at) {
-        return lanes16([&](int g) {
-            const char * p = at(g);
-            return p != nullptr ? _mm_loadu_si128(reinterpret_cast<const __m128i *>(p)) : _mm_setzero_si128();
-        });
-    }
     // acc[g] holds N groups of cells: out[b] becomes the b-th 128-bit groups of all of them. With N = 2 they hold two groups of cells each.
     template <int N>
     static void turn_groups(const I * acc, I * out) {
@@ -162,16 +108,6 @@ struct Simd {
     // ---- sketches and sampling: a lane is a cell, or four channels ----
 
     static void in_register(I & a) { asm("" : "+v"(a)); }  // one load for several uses; otherwise the compiler loads again
-    static void istore(void * p, I a) { _mm512_storeu_si512(p, a); }
-    static I iset1(int x) { return _mm512_set1_epi32(x); }
-    static I idup4(const char * p) {  // 4 bytes, to every lane
-        int x;
-        __builtin_memcpy(&x, p, 4);
-        return _mm512_set1_epi32(x);
-    }
-    static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
-    static I idiff(I a, I b) { return _mm512_sub_epi32(a, b); }
-    static I imax(I a, I b) { return _mm512_max_epi32(a, b); }
     static float sum(F a) { return _mm512_reduce_add_ps(a); }
     // Lane i, below 4: all lanes of the i-th in one.
     template <class Op>
@@ -204,7 +140,6 @@ struct Simd {
     static I select(I mask, I a, I b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }  // bitwise mask ? a : b
     static F as_float(I a) { return _mm512_castsi512_ps(a); }
     static I as_int(F a) { return _mm512_castps_si512(a); }
-    static I to_int(F a) { return _mm512_cvtps_epi32(a); }  // nearest, ties to even
     static F where_positive(F x, F a, F b) {                // x > 0 ? a : b
         return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, zero(), _CMP_GT_OQ), a);
     }
@@ -215,53 +150,6 @@ struct Simd {
     }
     static F load_upper_halves(const void * p) {
         return as_float(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i *>(p))), 16));
-    }
-    template <int N>
-    static I right(I a) {  // without sign
-        return N == 0 ? a : _mm512_srli_epi32(a, N);
-    }
-    static I iand(I a, I b) { return _mm512_and_si512(a, b); }
-    // Four u8 codes <= 7 times four i8, summed in a form that code_sums() turns into one int per lane. At most kCodeDots in a row, with codes <= 15 eight;
-    // kCodeChains chains hide the latency of one.
-#ifdef __AVX512VNNI__
-    static constexpr int kCodeDots = 1 << 20, kCodeChains = 16;
-#else
-    static constexpr int kCodeDots = 16, kCodeChains = 8;
-#endif
-    static I code_dot(I acc, I codes, I q) {
-#ifdef __AVX512VNNI__
-        return _mm512_dpbusd_epi32(acc, codes, q);
-#else
-        return _mm512_add_epi16(acc, _mm512_maddubs_epi16(codes, q));
-#endif
-    }
-    static I code_sums(I total, I acc) {
-#ifdef __AVX512VNNI__
-        return _mm512_add_epi32(total, acc);
-#else
-        return _mm512_add_epi32(total, _mm512_madd_epi16(acc, _mm512_set1_epi16(1)));
-#endif
-    }
-    // Adds what code_dot() summed, at most 2^15, times i16 factors: one in the low half of each int, with kWideSums 0 in the high half, else the same again.
-#ifdef __AVX512VNNI__
-    static constexpr bool kWideSums = true;
-    static I scaled_sums(I total, I acc, I factors) { return _mm512_dpwssd_epi32(total, acc, factors); }
-#else
-    static constexpr bool kWideSums = false;
-    static I scaled_sums(I total, I acc, I factors) { return _mm512_add_epi32(total, _mm512_madd_epi16(acc, factors)); }
-#endif
-    // Like dot4(), but for values stored as value + 128: with kBiasedK, each call adds 128 * (sum of q).
-    static I dot4_stored(I acc, I k, I q) {
-#ifdef __AVX512VNNI__
-        return _mm512_dpbusd_epi32(acc, k, q);
-#else
-        return dot4(acc, _mm512_xor_si512(k, _mm512_set1_epi8(-128)), q);
-#endif
-    }
-    // u8 times i16 / 2^15, rounded, as i8; of each 16 channels the first eight factors are in `lo`, the others in `hi`.
-    static I scale_bytes(I a, I lo, I hi) {
-        const I first = _mm512_mulhrs_epi16(_mm512_unpacklo_epi8(a, izero()), lo);
-        return _mm512_packs_epi16(first, _mm512_mulhrs_epi16(_mm512_unpackhi_epi8(a, izero()), hi));
     }
     static F dup_f16(const char * p) { return _mm512_cvtph_ps(_mm256_set1_epi16(half_bits(p))); }
 
@@ -274,7 +162,6 @@ struct Simd {
         x = _mm512_inserti32x4(x, of(2), 2);
         return _mm512_inserti32x4(x, of(3), 3);
     }
-    static I dup16(const void * p) { return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i *>(p))); }  // to every group
     static I dup8(const void * p) {
         int64_t x;
         __builtin_memcpy(&x, p, 8);
@@ -285,26 +172,16 @@ struct Simd {
     static F doubled(__m256 a, int) {
         return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), _mm512_castps256_ps512(a));
     }
-    static I dup_group(__m128i a) { return _mm512_broadcast_i32x4(a); }
-    static I dup32(const void * p) { return _mm512_broadcast_i64x4(_mm256_loadu_si256(static_cast<const __m256i *>(p))); }  // to both halves
+    static I dup_group(__m128i a) { return _mm512_broadcast_i32x4(a); }  // to every group
     // The bits of each int moved right by FIRST in the lower 32 bytes, by SECOND in the others, or left where negative. Bits that leave are undefined.
     template <int FIRST, int SECOND>
     static I moved(I a) {
         const I by = _mm512_inserti64x4(_mm512_set1_epi32(FIRST & 31), _mm256_set1_epi32(SECOND & 31), 1);
         return _mm512_rorv_epi32(a, by);
     }
-    static I right_by(I a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
-    static I ior(I a, I b) { return _mm512_or_si512(a, b); }
-    static I ixor(I a, I b) { return _mm512_xor_si512(a, b); }
-    static I min_bytes(I a, I b) { return _mm512_min_epu8(a, b); }
-    static I shuffle_bytes(I a, I which) { return _mm512_shuffle_epi8(a, which); }  // in every group
-    template <int N>
-    static F fourth(F a) { return _mm512_permute_ps(a, N * 0x55); }  // the N-th lane of every group, to all its lanes
 
     // ---- prompts: a lane is a query ----
 
-    template <int N>
-    static I left(I a) { return _mm512_slli_epi32(a, N); }
     static bool any_above(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
     static F where_bits(I a, I bits, F yes, F no) {  // a & bits ? yes : no
         return _mm512_mask_mov_ps(no, _mm512_test_epi32_mask(a, bits), yes);

@@ -95,57 +95,44 @@ void multiply_in_tiles(const ProductProblem & p, int first, int end) {
 // Fewer tokens, and types whose m has a float of its own in each block of 256 values, gain nothing.
 constexpr int kTokensForTiles = 24;
 
-template <class Tiles>
-struct RowsInTiles {
-    template <class Type>
-    static void run(const ProductProblem & p, int first, int end) {
-        if (Type::kLess == kByBlock || p.n_tokens < kTokensForTiles) {
-            multiply_type<Type>(p, first, end);
-        } else if constexpr (Type::kLess != kByBlock) {
-            multiply_in_tiles<Tiles, BlocksOfRows<Type>>(p, first, end);
-        }
-    }
-};
-
-template <class Tiles>
-struct SixteensInTiles {
-    template <class Type>
-    static void run(const ProductProblem & p, int first, int end) {
-        if (p.n_tokens <= kTokensBeside) {
-            multiply_few_side_by_side<Type>(p, first, end);
-        } else {
-            multiply_in_tiles<Tiles, Sixteens<Type>>(p, first, end);
-        }
-    }
-};
-
-struct FewSixteens {
-    template <class Type>
-    static void run(const ProductProblem & p, int first, int end) { multiply_few_side_by_side<Type>(p, first, end); }
-};
-
-// Calls With::run with the problem's type. ggml has no such layout of the other types.
-template <class With>
-void each_of_sixteen(const ProductProblem & p, int first, int end) {
-    switch (p.type) {
-        case WeightType::q4_0: return With::template run<Of16Q4_0>(p, first, end);
-        case WeightType::q4_1: return With::template run<Of16Q4_1>(p, first, end);
-        case WeightType::q8_0: return With::template run<Of16Q8_0>(p, first, end);
-        case WeightType::q4_k: return With::template run<Of16Q4_K>(p, first, end);
-        case WeightType::q5_k: return With::template run<Of16Q5_K>(p, first, end);
-        case WeightType::q6_k: return With::template run<Of16Q6_K>(p, first, end);
-        case WeightType::iq4_xs: return With::template run<Of16IQ4_XS>(p, first, end);
+// Calls run with a value of the problem's type. ggml has no such layout of the other types.
+template <class Run>
+void with_sixteen(WeightType type, Run run) {
+    switch (type) {
+        case WeightType::q4_0: return run(Of16Q4_0{});
+        case WeightType::q4_1: return run(Of16Q4_1{});
+        case WeightType::q8_0: return run(Of16Q8_0{});
+        case WeightType::q4_k: return run(Of16Q4_K{});
+        case WeightType::q5_k: return run(Of16Q5_K{});
+        case WeightType::q6_k: return run(Of16Q6_K{});
+        case WeightType::iq4_xs: return run(Of16IQ4_XS{});
         default: return;
     }
 }
 
-template <class Tiles>
-void multiply_tiles(const ProductProblem & p, int first, int end) {
-    p.layout == WeightLayout::sixteens ? each_of_sixteen<SixteensInTiles<Tiles>>(p, first, end) : each_type<RowsInTiles<Tiles>>(p, first, end);
+void multiply_few_of_any(const ProductProblem & p, int first, int end) {
+    if (p.layout != WeightLayout::sixteens) {
+        return multiply_few(p, first, end);
+    }
+    with_sixteen(p.type, [&](auto type) { multiply_few_side_by_side<decltype(type)>(p, first, end); });
 }
 
-void multiply_few_of_any(const ProductProblem & p, int first, int end) {
-    p.layout == WeightLayout::sixteens ? each_of_sixteen<FewSixteens>(p, first, end) : multiply_few(p, first, end);
+template <class Tiles>
+void multiply_tiles(const ProductProblem & p, int first, int end) {
+    if (p.layout != WeightLayout::sixteens) {
+        with_type(p, [&](auto type) {
+            using Type = decltype(type);
+            if (Type::kLess == kByBlock || p.n_tokens < kTokensForTiles) {
+                multiply_type<Type>(p, first, end);
+            } else if constexpr (Type::kLess != kByBlock) {
+                multiply_in_tiles<Tiles, BlocksOfRows<Type>>(p, first, end);
+            }
+        });
+    } else if (p.n_tokens <= kTokensBeside) {
+        multiply_few_of_any(p, first, end);
+    } else {
+        with_sixteen(p.type, [&](auto type) { multiply_in_tiles<Tiles, Sixteens<decltype(type)>>(p, first, end); });
+    }
 }
 
 }  // namespace

@@ -135,12 +135,9 @@ void multiply_type(const ProductProblem & p, int first, int end) {
     }
 }
 
-struct BySeveral {
-    template <class Type>
-    static void run(const ProductProblem & p, int first, int end) { multiply_type<Type>(p, first, end); }
-};
-
-[[maybe_unused]] void multiply(const ProductProblem & p, int first, int end) { each_type<BySeveral>(p, first, end); }
+[[maybe_unused]] void multiply(const ProductProblem & p, int first, int end) {
+    with_type(p, [&](auto type) { multiply_type<decltype(type)>(p, first, end); });
+}
 
 inline float largest_of(const float * values, int n) {
     __m256 found = _mm256_setzero_ps();

@@ -37,15 +37,20 @@ template <int B, class Block>
     return low_nibbles(Simd::moved<4 * (B % 2), 4>(Simd::iload_twice(block.codes + 32 * (B / 2))));
 }
 
-// Each type has vector<B>(), the codes from block B on, and row_factors().
-struct RowQ4_K : Q4_K<false> {
+// Each of the K types has vector<B>(), the codes from block B on, and row_factors().
+template <class Type>
+struct RowOf;
+
+template <>
+struct RowOf<Q4_K<false>> : Q4_K<false> {
     static constexpr int kLeast = -1;
     template <int B>
     [[gnu::always_inline]] static Simd::I vector(const Block & block) { return nibbles_of_row<B>(block); }
     [[gnu::always_inline]] static RowFactors row_factors(const Block & block) { return factors_of_32(block); }
 };
 
-struct RowQ5_K : Q5_K {
+template <>
+struct RowOf<Q5_K> : Q5_K {
     static constexpr int kLeast = -1;
     template <int B>
     [[gnu::always_inline]] static Simd::I vector(const Block & block) {
@@ -54,7 +59,8 @@ struct RowQ5_K : Q5_K {
     [[gnu::always_inline]] static RowFactors row_factors(const Block & block) { return factors_of_32(block); }
 };
 
-struct RowQ6_K : Q6_K {
+template <>
+struct RowOf<Q6_K> : Q6_K {
     static constexpr int kLeast = -32;
     template <int B>
     [[gnu::always_inline]] static Simd::I vector(const Block & block) {

@@ -187,53 +187,32 @@ void multiply_sixteen_by(const ProductProblem & p, int row, int end) {
 }
 
 template <class Type>
-struct Few {
-    static void run(const ProductProblem & p, int first, int end) {
-        for (int row = first; row < end; row += kProductRows) {
-            if (p.n_tokens == 1) {
-                multiply_sixteen<Type>(p, row, end);
-            } else if (p.n_tokens == 2) {
-                multiply_sixteen_by<Type, 2>(p, row, end);
-            } else {
-                multiply_sixteen_by<Type, kFewTokens>(p, row, end);
-            }
+void multiply_sixteens(const ProductProblem & p, int first, int end) {
+    for (int row = first; row < end; row += kProductRows) {
+        if (p.n_tokens == 1) {
+            multiply_sixteen<Type>(p, row, end);
+        } else if (p.n_tokens == 2) {
+            multiply_sixteen_by<Type, 2>(p, row, end);
+        } else {
+            multiply_sixteen_by<Type, kFewTokens>(p, row, end);
         }
     }
-};
+}
 
-template <template <bool> class Type>
-struct FewEights {
-    static void run(const ProductProblem & p, int first, int end) { multiply_eights<Type<true>>(p, first, end); }
-};
-template <>
-struct Few<Q4_0<true>> : FewEights<Q4_0> {};
-template <>
-struct Few<IQ4_NL<true>> : FewEights<IQ4_NL> {};
-template <>
-struct Few<MXFP4<true>> : FewEights<MXFP4> {};
-template <>
-struct Few<Q4_K<false>> {
-    static void run(const ProductProblem & p, int first, int end) { multiply_of_k<RowQ4_K>(p, first, end); }
-};
-template <>
-struct Few<Q4_K<true>> {
-    static void run(const ProductProblem & p, int first, int end) { multiply_interleaved_of_k(p, first, end); }
-};
-template <>
-struct Few<Q5_K> {
-    static void run(const ProductProblem & p, int first, int end) { multiply_of_k<RowQ5_K>(p, first, end); }
-};
-template <>
-struct Few<Q6_K> {
-    static void run(const ProductProblem & p, int first, int end) { multiply_of_k<RowQ6_K>(p, first, end); }
-};
-
-struct ByFew {
-    template <class Type>
-    static void run(const ProductProblem & p, int first, int end) { Few<Type>::run(p, first, end); }
-};
-
-void multiply_few(const ProductProblem & p, int first, int end) { each_type<ByFew>(p, first, end); }
+void multiply_few(const ProductProblem & p, int first, int end) {
+    with_type(p, [&](auto type) {
+        using Type = decltype(type);
+        if constexpr (std::is_same_v<Type, Q4_K<true>>) {
+            multiply_interleaved_of_k(p, first, end);
+        } else if constexpr (Type::kSideBySide == 8) {
+            multiply_eights<Type>(p, first, end);
+        } else if constexpr (Type::kPartner > 0) {
+            multiply_of_k<RowOf<Type>>(p, first, end);
+        } else {
+            multiply_sixteens<Type>(p, first, end);
+        }
+    });
+}
 
 }  // namespace
 }  // namespace edgekv

@@ -73,27 +73,22 @@ private:
     int next_ = 0;
 };
 
-// For types that ggml repacks.
-template <class With, template <bool> class Type>
-void either(const ProductProblem & p, int first, int end) {
-    p.layout == WeightLayout::eights ? With::template run<Type<true>>(p, first, end) : With::template run<Type<false>>(p, first, end);
-}
-
-// Calls With::run with the problem's type.
-template <class With>
-void each_type(const ProductProblem & p, int first, int end) {
+// Calls run with a value of the problem's type. ggml repacks four of them.
+template <class Run>
+void with_type(const ProductProblem & p, Run run) {
+    const bool eights = p.layout == WeightLayout::eights;
     switch (p.type) {
-        case WeightType::q4_0: return either<With, Q4_0>(p, first, end);
-        case WeightType::q4_1: return With::template run<Q4_1>(p, first, end);
-        case WeightType::q5_0: return With::template run<Q5_0>(p, first, end);
-        case WeightType::q5_1: return With::template run<Q5_1>(p, first, end);
-        case WeightType::q8_0: return With::template run<Q8_0>(p, first, end);
-        case WeightType::q4_k: return either<With, Q4_K>(p, first, end);
-        case WeightType::q5_k: return With::template run<Q5_K>(p, first, end);
-        case WeightType::q6_k: return With::template run<Q6_K>(p, first, end);
-        case WeightType::iq4_nl: return either<With, IQ4_NL>(p, first, end);
-        case WeightType::iq4_xs: return With::template run<IQ4_XS>(p, first, end);
-        case WeightType::mxfp4: return either<With, MXFP4>(p, first, end);
+        case WeightType::q4_0: return eights ? run(Q4_0<true>{}) : run(Q4_0<false>{});
+        case WeightType::q4_1: return run(Q4_1{});
+        case WeightType::q5_0: return run(Q5_0{});
+        case WeightType::q5_1: return run(Q5_1{});
+        case WeightType::q8_0: return run(Q8_0{});
+        case WeightType::q4_k: return eights ? run(Q4_K<true>{}) : run(Q4_K<false>{});
+        case WeightType::q5_k: return run(Q5_K{});
+        case WeightType::q6_k: return run(Q6_K{});
+        case WeightType::iq4_nl: return eights ? run(IQ4_NL<true>{}) : run(IQ4_NL<false>{});
+        case WeightType::iq4_xs: return run(IQ4_XS{});
+        case WeightType::mxfp4: return eights ? run(MXFP4<true>{}) : run(MXFP4<false>{});
     }
 }
 

@@ -10,8 +10,6 @@
 //
 // Lists of rows: a free thread claims the next tile of 64 rows. The thread that completes a list merges its tiles in order,
 // so the result does not depend on the number of threads.
-//
-// Nothing here knows ggml, llama.cpp or Python.
 #pragma once
 
 #include <cmath>

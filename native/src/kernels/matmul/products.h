@@ -5,8 +5,6 @@
 //   product = sum over blocks of d_token * (d * (sum of code * code) + m * (sum of the token's codes)),
 // where sums of codes are exact integers, and all other arithmetic is in single precision, block after block. A token's result does not depend
 // on other tokens, but their number chooses the kernel: with a few the cost is the reading of the weights, with many tiles (AMX) pay; orders of sums differ.
-//
-// Nothing here knows ggml, llama.cpp or Python.
 #pragma once
 
 #include <cstddef>

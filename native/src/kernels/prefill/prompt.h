@@ -3,8 +3,6 @@
 // A work item is a KV head and a block of query tokens of its whole group. A free thread claims the next item. Items share nothing, so there
 // is no barrier, and the result does not depend on the number of threads. An item packs the keys and values of 64 cells once, for all its
 // queries.
-//
-// Nothing here knows ggml, llama.cpp or Python.
 #pragma once
 
 #include "kernels/decode/attend.h"

@@ -11,8 +11,6 @@
 // place of a conversation. The floor lets a cell be read even if its sketch underestimates it, and bounds the weights.
 //
 // The shares of the unread cells add up to the estimated share of the attention on unread tokens.
-//
-// Nothing here knows ggml, llama.cpp or Python.
 #pragma once
 
 #include "kernels/select/draw.h"

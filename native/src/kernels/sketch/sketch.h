@@ -3,8 +3,6 @@
 // A group is 64 consecutive cells of one layer and one KV head. One sketch array serves one layer and one stream.
 //
 // A key channel has a 3-bit code, in equal steps from the group's channel minimum to its maximum. Channel minima and steps are 8-bit integers under a scale for each group. Codes refer to the values of these integers.
-//
-// Nothing here knows ggml, llama.cpp or Python.
 #pragma once
 
 #include <array>

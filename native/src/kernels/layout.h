@@ -1,6 +1,8 @@
 // The memory layout of rows of K and V and of masks, and the limits of a problem.
 #pragma once
 
+#include <cstddef>
+
 // Marks functions that a device's kernels call too.
 #if defined(__CUDACC__)
 #    define EDGEKV_HOST_AND_DEVICE __host__ __device__
@@ -9,6 +11,8 @@
 #endif
 
 namespace edgekv {
+
+static constexpr size_t align64(size_t n) { return (n + 63) / 64 * 64; }
 
 // f16, or blocks of 32 values as an f16 scale and codes. q8_0: 32 int8. q4_0: 16 bytes, of which byte i holds values i and i + 16,
 // each plus 8, in its low and its high four bits.

@@ -78,6 +78,4 @@ size_t prompt_choice_bytes(const AttendProblem & problem);
 void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,
                           char * memory);
 
-inline size_t align64(size_t n) { return (n + 63) / 64 * 64; }
-
 }  // namespace edgekv

@@ -13,8 +13,6 @@
 namespace edgekv {
 namespace {
 
-size_t align64(size_t n) { return (n + 63) / 64 * 64; }
-
 AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     AttendPlan plan{};
     plan.n_threads = n_threads;

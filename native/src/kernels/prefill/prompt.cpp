@@ -14,8 +14,6 @@ namespace {
 constexpr int kItemQueries = 512;
 constexpr int kItemFloats = 32 * 1024;
 
-size_t align64(size_t n) { return (n + 63) / 64 * 64; }
-
 int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 // Whether any bit and whether all bits of `hidden` are set in n values; `other`: any that is neither hidden nor zero.

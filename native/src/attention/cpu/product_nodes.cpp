@@ -142,6 +142,7 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void * packed) {
     for (int i = 0; ith == 0 && i < kShared; ++i) {
         new (static_cast<std::atomic<int> *>(dst->data) + i) std::atomic<int>(0);
     }
+    const ProductKernels & kernels = product_kernels(selected_isa());
     int64_t normed = -1;
     float factor = 0.0f;
     float made[kProductChunk];
@@ -156,16 +157,16 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void * packed) {
         const float * values = floats(cur, at) + first;
         if (norm) {
             if (token != normed) {
-                factor = rms_factor(values - first, static_cast<int>(cur->ne[0]), args.eps, selected_isa());
+                factor = kernels.rms_factor(values - first, static_cast<int>(cur->ne[0]), args.eps);
                 normed = token;
             }
-            weigh_values(values, factor, floats(norm) + first, n, made, selected_isa());
+            kernels.weigh_values(values, factor, floats(norm) + first, n, made);
             values = made;
         } else if (up) {
-            gate_values(args.gate, values, floats(up, at) + first, n, made, selected_isa());
+            kernels.gate_values(args.gate, values, floats(up, at) + first, n, made);
             values = made;
         }
-        quantise_token(values, n, args.form, out + chunk * n_tokens + token, 1, selected_isa());
+        kernels.quantise(values, n, args.form, out + chunk * n_tokens + token, 1);
     }
 }
 
@@ -199,6 +200,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     const auto n_tokens = static_cast<int>(dst->ne[1] * dst->ne[2]);  // for a mixture: pairs
     const bool few      = routed ? dst->ne[2] == 1 : dst->ne[1] <= kFewTokens;
     const int n_chosen  = routed ? *routes_of(routed, n_experts).n_chosen : 1;
+    const ProductKernels & kernels = product_kernels(selected_isa());
 
     if (ith == 0) {
         g_made.fetch_add(1, std::memory_order_relaxed);
@@ -221,7 +223,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
             problem.n_tokens = routes.first[expert + 1] - first;
             problem.places   = routes.places + first;
         }
-        (few ? multiply_few : multiply_rows)(problem, row, std::min(n_rows, row + unit), selected_isa());
+        (few ? kernels.multiply_few : kernels.multiply)(problem, row, std::min(n_rows, row + unit));
     }
 }
 

@@ -16,8 +16,9 @@ constexpr const ProductKernels * kAmx = EDGEKV_BUILT(amx, kProductsAmx);
 constexpr KernelTables<ProductKernels> kTables = {};
 #endif
 
-// A graph that was built with another instruction set may have products where the present one has none: then the best one's serve.
-const ProductKernels & kernels(Isa isa) {
+}  // namespace
+
+const ProductKernels & product_kernels(Isa isa) {
 #if EDGEKV_X86
     isa = isa == Isa::portable ? isa_best() : isa;
     if (isa == Isa::amx) {
@@ -26,8 +27,6 @@ const ProductKernels & kernels(Isa isa) {
 #endif
     return kernels_for(isa, kTables);
 }
-
-}  // namespace
 
 TokenForm token_form(WeightType type) { return weight_values(type) == kProductChunk ? TokenForm::of_256 : TokenForm::of_32; }
 
@@ -50,20 +49,6 @@ bool product_supported(Isa isa, WeightLayout layout) {
     return EDGEKV_X86 && isa != Isa::portable && (layout != WeightLayout::sixteens || isa == Isa::amx);
 }
 
-void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa) { kernels(isa).multiply(problem, first, end); }
-
-void multiply_few(const ProductProblem & problem, int first, int end, Isa isa) { kernels(isa).multiply_few(problem, first, end); }
-
-void quantise_token(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride, Isa isa) {
-    kernels(isa).quantise(values, n, form, out, stride);
-}
-
-float rms_factor(const float * values, int n, float eps, Isa isa) { return kernels(isa).rms_factor(values, n, eps); }
-
-void weigh_values(const float * values, float factor, const float * weights, int n, float * out, Isa isa) {
-    kernels(isa).weigh_values(values, factor, weights, n, out);
-}
-
 const ProductKernels * product_kernels(const char * name) {
 #if EDGEKV_X86
     if (std::strcmp(name, "amx") == 0) {
@@ -71,10 +56,6 @@ const ProductKernels * product_kernels(const char * name) {
     }
 #endif
     return kernels_by_name(name, kTables);
-}
-
-void gate_values(GateForm form, const float * gate, const float * up, int n, float * out, Isa isa) {
-    kernels(isa).gate_values(form, gate, up, n, out);
 }
 
 }  // namespace edgekv

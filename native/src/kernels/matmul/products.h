@@ -80,20 +80,21 @@ struct ProductProblem {
 
 bool product_supported(Isa isa, WeightLayout layout);  // false: there is no kernel
 
-// Multiplies rows [first, end) by all tokens. first is a multiple of kProductRows, end at least kProductRows.
-void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa);
-
-// The same for at most kFewTokens tokens; each gets the same bits as alone.
-void multiply_few(const ProductProblem & problem, int first, int end, Isa isa);
-
-// Quantises n values of a token, a multiple of kProductBlock (of_256: of kProductChunk), into every `stride`-th chunk of `out`. Codes and factors
-// equal ggml's.
-void quantise_token(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride, Isa isa);
-
-// The quantising node can do these steps of earlier nodes. n is a multiple of kProductBlock; `out` must not overlap the inputs.
-float rms_factor(const float * values, int n, float eps, Isa isa);  // 1 / sqrt(mean of the squares + eps)
-void weigh_values(const float * values, float factor, const float * weights, int n, float * out, Isa isa);  // values * factor * weights
-void gate_values(GateForm form, const float * gate, const float * up, int n, float * out, Isa isa);
+struct ProductKernels {
+    // Multiplies rows [first, end) by all tokens. first is a multiple of kProductRows, end at least kProductRows.
+    void (*multiply)(const ProductProblem & problem, int first, int end);
+    // The same for at most kFewTokens tokens; each gets the same bits as alone.
+    void (*multiply_few)(const ProductProblem & problem, int first, int end);
+    // Quantises n values of a token, a multiple of kProductBlock (of_256: of kProductChunk), into every `stride`-th chunk of `out`. Codes and
+    // factors equal ggml's.
+    void (*quantise)(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride);
+    // The quantising node can do these steps of earlier nodes. n is a multiple of kProductBlock; `out` must not overlap the inputs.
+    float (*rms_factor)(const float * values, int n, float eps);  // 1 / sqrt(mean of the squares + eps)
+    void (*weigh_values)(const float * values, float factor, const float * weights, int n, float * out);  // values * factor * weights
+    void (*gate_values)(GateForm form, const float * gate, const float * up, int n, float * out);
+};
+// A graph that was built with another instruction set may have products where the present one has none: then the best one's serve.
+const ProductKernels & product_kernels(Isa isa);
 
 // The specifications: plain loops, products in double.
 void multiply_rows_reference(const ProductProblem & problem, int first, int end);

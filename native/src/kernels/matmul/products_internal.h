@@ -5,14 +5,6 @@
 
 namespace edgekv {
 
-struct ProductKernels {
-    void (*multiply)(const ProductProblem & problem, int first, int end);
-    void (*multiply_few)(const ProductProblem & problem, int first, int end);
-    void (*quantise)(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride);
-    float (*rms_factor)(const float * values, int n, float eps);
-    void (*weigh_values)(const float * values, float factor, const float * weights, int n, float * out);
-    void (*gate_values)(GateForm form, const float * gate, const float * up, int n, float * out);
-};
 extern const ProductKernels kProductsAvx2;
 extern const ProductKernels kProductsAvxVnni;
 extern const ProductKernels kProductsAvx512Vnni;

@@ -20,6 +20,8 @@
 #include "attention/backends.h"
 #include "attention/cpu/expert_routes.h"
 
+#include "ggml-impl.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -103,35 +105,22 @@ void run_route(ggml_tensor * dst, int ith, int, void * n_experts) {
     route(static_cast<const int32_t *>(ids->data), ids->nb[1] / sizeof(int32_t), static_cast<int>(ids->ne[0]), static_cast<int>(ids->ne[1]), n, to);
 }
 
-// The arguments of a quantise node's function, packed into its userdata.
+// The arguments of a quantise node's function. They follow ggml_custom_op_params in the node's parameters.
 struct QuantiseArgs {
     TokenForm form;
     GateForm gate;
     int n_experts, n_used;  // 0: not a mixture; all tokens, in their own order
-    float eps;              // of the norm; not for a mixture
-
-    void * packed() const {
-        int32_t more = n_used;
-        if (!n_experts) {
-            std::memcpy(&more, &eps, sizeof more);
-        }
-        return reinterpret_cast<void *>(static_cast<intptr_t>(form) | static_cast<intptr_t>(gate) << 1 | intptr_t{n_experts} << 2 | intptr_t{more} << 32);
-    }
-    static QuantiseArgs of(void * packed) {
-        const auto bits = reinterpret_cast<intptr_t>(packed);
-        QuantiseArgs args = {static_cast<TokenForm>(bits & 1), static_cast<GateForm>(bits >> 1 & 1), static_cast<int>((bits & 0xffffffff) >> 2),
-                             static_cast<int>(bits >> 32), 0.0f};
-        std::memcpy(&args.eps, &args.n_used, sizeof args.eps);
-        return args;
-    }
+    float eps;              // of the norm
 };
+static_assert(sizeof(ggml_custom_op_params) + sizeof(QuantiseArgs) <= GGML_MAX_OP_PARAMS, "they must fit behind ggml's");
 
 const float * floats(const ggml_tensor * tensor, size_t offset = 0) {
     return reinterpret_cast<const float *>(static_cast<const char *>(tensor->data) + offset);
 }
 
-void run_quantise(ggml_tensor * dst, int ith, int nth, void * packed) {
-    const auto args = QuantiseArgs::of(packed);
+void run_quantise(ggml_tensor * dst, int ith, int nth, void *) {
+    QuantiseArgs args;
+    std::memcpy(&args, reinterpret_cast<const char *>(dst->op_params) + sizeof(ggml_custom_op_params), sizeof args);
     const ggml_tensor * cur  = dst->src[QUANTISE_TOKENS];
     const ggml_tensor * norm = dst->src[QUANTISE_NORM];
     const ggml_tensor * up   = dst->src[QUANTISE_UP];
@@ -312,7 +301,8 @@ Made & quantised(const llama_edgekv_product & args, ggml_tensor * routed) {
     find_sources(args.tokens, how, sources);
     sources[QUANTISE_ROUTES] = routed;
     last = { args.graph, args.tokens, nullptr, 0 };
-    last.node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, sources, N_QUANTISE_SOURCES, run_quantise, GGML_N_TASKS_MAX, how.packed());
+    last.node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, sources, N_QUANTISE_SOURCES, run_quantise, GGML_N_TASKS_MAX, nullptr);
+    std::memcpy(reinterpret_cast<char *>(last.node->op_params) + sizeof(ggml_custom_op_params), &how, sizeof how);
     return last;
 }
 

@@ -32,7 +32,7 @@ SelectPlan::SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, boo
     sight_offset   = scratch_offset + align64(sample_scratch_bytes(n_groups, group));
     sight_bytes    = static_cast<size_t>(n_tokens) * n_groups * sizeof(Sight);
     kept_offset    = sight_offset + align64(sight_bytes);
-    thread_bytes   = kept_offset + (scans && keeps ? align64(sight_bytes) : 0);
+    thread_bytes   = kept_offset + (keeps ? align64(sight_bytes) : 0);
     bytes          = threads_offset + n_threads * thread_bytes;
 }
 

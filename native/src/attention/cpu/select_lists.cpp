@@ -21,32 +21,15 @@ int RowLister::sequence_of(int token) const {
     return words[word] == 0 ? 0 : static_cast<int>(64 * word) + __builtin_ctzll(words[word]);
 }
 
-SampleResult RowLister::every(int token, int32_t * rows) const {
-    SampleResult result = {};
-    for (int group = 0; group < thread.plan.n_groups; ++group) {
-        for (uint64_t left = sights.of(token)[group].visible; left != 0; left &= left - 1) {
-            rows[result.n_rows++] = group * kGroupCells + __builtin_ctzll(left);
-        }
-    }
-    result.n_visible = result.n_certain = result.n_rows;
-    return result;
-}
-
-SampleResult RowLister::keep(int head, int token, int32_t * rows) const {
-    const uint8_t * dropped     = thread.plane().drops.of(thread.layer.index, thread.stream, head);
-    const int       page_tokens = thread.ctx().shape.page_tokens;
-    const Sight *   sight       = sights.of(token);
-
+SampleResult RowLister::every(int token, const Sight * sight, int32_t * rows) const {
     SampleResult result = {};
     for (int group = 0; group < thread.plan.n_groups; ++group) {
         for (uint64_t left = sight[group].visible; left != 0; left &= left - 1) {
-            const int cell = group * kGroupCells + __builtin_ctzll(left);
-            result.n_visible += 1;
-            if (!dropped[cell / page_tokens]) {
-                rows[result.n_rows++] = cell;
-            }
+            rows[result.n_rows++] = group * kGroupCells + __builtin_ctzll(left);
         }
     }
+    result.n_visible = sights.n_visible(token);
+    result.n_certain = sights.are_few() ? result.n_rows : 0;
     return result;
 }
 
@@ -64,7 +47,7 @@ SampleResult RowLister::sample(int head, int token, const Sight * sight, int32_t
     p.cell_stride  = shares.cell_stride;
     p.group_stride = shares.group_stride;
     p.sinks        = sinks ? static_cast<const float *>(sinks->data) + head * plan.group : nullptr;
-    p.sight        = sight + static_cast<size_t>(token) * plan.n_groups;
+    p.sight        = sight;
     p.resolution   = thread.ctx().resolution(*thread.layer.layer, head);
     p.exact_tokens = thread.ctx().params.selection.exact_tokens;
     p.positions    = thread.ctx().pages.cells.positions(thread.stream);
@@ -77,7 +60,7 @@ SampleResult RowLister::sample(int head, int token, const Sight * sight, int32_t
 
 void RowLister::list(int head) const {
     const SelectPlan & plan  = thread.plan;
-    const Sight *      sight = plan.scans ? sights_of_head(thread, sights, head, 0, plan.n_groups) : nullptr;
+    const Sight *      first = sights_of_head(thread, sights, head, 0, plan.n_groups);
 
     for (int token = 0; token < plan.n_tokens; ++token) {
         const size_t    list  = static_cast<size_t>(token) * plan.n_head_kv + head;
@@ -87,9 +70,9 @@ void RowLister::list(int head) const {
             continue;
         }
 
-        const SampleResult result = sights.are_few() ? every(token, rows)
-                                  : plan.scans ? sample(head, token, sight, rows, lists.weights_of(list))
-                                               : keep(head, token, rows);
+        const Sight *      sight  = first + static_cast<size_t>(token) * plan.n_groups;
+        const SampleResult result = plan.scans && !sights.are_few() ? sample(head, token, sight, rows, lists.weights_of(list))
+                                                                    : every(token, sight, rows);
         if (sights.are_few()) {
             std::fill_n(lists.weights_of(list), result.n_rows, 1.0f);
         }

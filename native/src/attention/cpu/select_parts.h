@@ -57,6 +57,7 @@ public:
     explicit TokenSights(const SelectThread & thread);
 
     const Sight * of(int token) const { return all + static_cast<size_t>(token) * n_groups; }
+    int n_visible(int token) const;
     // Whether no token sees more than `exact_tokens` cells: all that they see is listed, and nothing is scanned.
     bool are_few() const { return few; }
 
@@ -96,8 +97,7 @@ public:
 
 private:
     int sequence_of(int token) const;
-    SampleResult every(int token, int32_t * rows) const;              // all visible cells
-    SampleResult keep(int head, int token, int32_t * rows) const;    // mode evict: all visible cells that the head has not dropped
+    SampleResult every(int token, const Sight * sight, int32_t * rows) const;  // all visible cells that the head has not dropped
     SampleResult sample(int head, int token, const Sight * sight, int32_t * rows, float * weights) const;
 
     const SelectThread & thread;

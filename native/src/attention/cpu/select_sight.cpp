@@ -97,10 +97,10 @@ static void find_sights(const SelectThread & thread, Sight * mine) {
     }
 }
 
-static int n_visible(const Sight * sight, int n_groups) {
+int TokenSights::n_visible(int token) const {
     int n = 0;
     for (int group = 0; group < n_groups; ++group) {
-        n += __builtin_popcountll(sight[group].visible);
+        n += __builtin_popcountll(of(token)[group].visible);
     }
     return n;
 }
@@ -118,7 +118,7 @@ TokenSights::TokenSights(const SelectThread & thread) : n_groups(thread.plan.n_g
     }
     few = !thread.plan.keeps;
     for (int token = 0; token < thread.plan.n_tokens && few; ++token) {
-        few = n_visible(of(token), n_groups) <= thread.ctx().params.selection.exact_tokens;
+        few = n_visible(token) <= thread.ctx().params.selection.exact_tokens;
     }
 }
 

@@ -38,11 +38,9 @@ void HostPlane::give_back_from_now() {
 std::vector<int> HostPlane::tokens_by_page(int stream) const {
     const PageShape & shape = ctx.shape;
     std::vector<int>  used(shape.pages_per_stream, 0);
-    llama_edgekv_cells cells = {};
-    if (llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(stream), &cells)) {
-        for (int c = 0; c < static_cast<int>(cells.used_end); ++c) {
-            used[c / shape.page_tokens] += cells.pos[c] >= 0;
-        }
+    const llama_edgekv_cells cells = cells_of(stream);
+    for (int c = 0; c < static_cast<int>(cells.used_end); ++c) {
+        used[c / shape.page_tokens] += cells.pos[c] >= 0;
     }
     return used;
 }
@@ -66,20 +64,16 @@ void HostPlane::give_back(int layer, int page) {
     const Gone::Run run  = gone.around(layer, page, static_cast<int>((kSystemPage + least - 1) / least));
     give_rows_back(layer, run.first, run.end);
 
-    llama_edgekv_cells cells = {};
+    const llama_edgekv_cells cells = cells_of(page / ctx.shape.pages_per_stream);
     const int first = first_cell(page);
-    llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(page / ctx.shape.pages_per_stream), &cells);
     for (int c = first; c < std::min(first + ctx.shape.page_tokens, ctx.shape.n_cells); ++c) {
         cells.labels[c] |= LLAMA_EDGEKV_PARTIAL;  // a cell's next placement clears it
     }
 }
 
 void HostPlane::empty_partial(int stream, int first, int end) {
-    llama_edgekv_cells cells = {};
-    if (!llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(stream), &cells)) {
-        return;
-    }
-    std::vector<uint32_t> partial;
+    const llama_edgekv_cells cells = cells_of(stream);
+    std::vector<uint32_t>    partial;
     for (int c = first; c < std::min(end, static_cast<int>(cells.n_cells)); ++c) {
         if (cells.pos[c] >= 0 && (cells.labels[c] & LLAMA_EDGEKV_PARTIAL)) {
             partial.push_back(static_cast<uint32_t>(c));
@@ -91,10 +85,7 @@ void HostPlane::empty_partial(int stream, int first, int end) {
 int HostPlane::first_cell(int page) const { return page % ctx.shape.pages_per_stream * ctx.shape.page_tokens; }
 
 bool HostPlane::has_whole_cell(int page) const {
-    llama_edgekv_cells cells = {};
-    if (!llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(page / ctx.shape.pages_per_stream), &cells)) {
-        return false;
-    }
+    const llama_edgekv_cells cells = cells_of(page / ctx.shape.pages_per_stream);
     const int first = first_cell(page);
     for (int c = first; c < std::min(first + ctx.shape.page_tokens, static_cast<int>(cells.used_end)); ++c) {
         if (cells.pos[c] >= 0 && !(cells.labels[c] & LLAMA_EDGEKV_PARTIAL)) {
@@ -130,8 +121,8 @@ void HostPlane::follow_copies() {
     copied.assign(shape.n_stream, false);
     std::vector<int> sources(shape.n_stream, -1);
     for (int s = 0; s < shape.n_stream; ++s) {
-        llama_edgekv_cells cells = {};
-        if (llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(s), &cells) && n_copied[s] != cells.n_copied) {
+        const llama_edgekv_cells cells = cells_of(s);
+        if (n_copied[s] != cells.n_copied) {
             n_copied[s] = cells.n_copied;
             copied[s]   = gives || drops.any();
             sources[s]  = static_cast<int>(cells.copied_from);
@@ -195,9 +186,7 @@ void HostPlane::keys_turned(int il) {
         return;
     }
     for (int stream = 0; stream < ctx.shape.n_stream; ++stream) {
-        llama_edgekv_cells cells = {};
-        llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(stream), &cells);
-        if (cells.n_copied == n_copied[stream]) {  // else its pages are those of its source, which follow_copies() finds out
+        if (cells_of(stream).n_copied == n_copied[stream]) {  // else its pages are those of its source, which follow_copies() finds out
             give_back_again((*turned)->info.index, stream);
         }
     }

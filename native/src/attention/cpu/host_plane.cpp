@@ -161,14 +161,18 @@ void HostPlane::do_begin(const UbatchBegin & ubatch) {
     n_threads = std::max(n_threads, threads);
 }
 
+llama_edgekv_cells HostPlane::cells_of(int stream) const {
+    llama_edgekv_cells cells = {};
+    llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(stream), &cells);
+    return cells;
+}
+
 // Pages behind a stream's last token are not observed, and take no memory. Sketches of groups that lost their tokens give it back.
 void HostPlane::follow_cells(bool clear_observation) {
     constexpr int kGroups = 16;  // not for a few tokens that come and go
     const PageShape & shape = ctx.shape;
     for (int s = 0; s < shape.n_stream; ++s) {
-        llama_edgekv_cells cells = {};
-        llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(s), &cells);
-        const int end = static_cast<int>(cells.used_end);
+        const int end = static_cast<int>(cells_of(s).used_end);
 
         Reached & before = reached[s];
         for (size_t i = 0; clear_observation && i < 2 * static_cast<size_t>(shape.n_layers) * shape.n_heads; ++i) {

@@ -87,6 +87,7 @@ public:
     LayerNodes & build(const HostLayer & layer);   // the first call of a ubatch resets the graph's state
     WholeNodes & build(const WholeLayer & layer);  // the same
     bool selects(const HostLayer & layer, int n_cells_view) const;
+    llama_edgekv_cells cells_of(int stream) const;  // none if the context has no such cache
     uint64_t there(int layer, int stream, int group) const;  // a bit for each cell of a group whose rows the layer did not give back
     bool observes_prompts() const;  // whether a long ubatch observes the last tokens of each stream
     bool reserve_workspaces(HostLayer & layer, AttendProblem problem);  // for all runs of the layer's reading; false: out of memory

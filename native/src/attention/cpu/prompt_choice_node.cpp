@@ -206,8 +206,7 @@ void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream,
                           char * memory) {
     HostPlane &           plane  = *layer.plane;
     const AttendProblem & p      = problem.attend;
-    llama_edgekv_cells    cells  = {};
-    llama_edgekv_get_cells(plane.ctx.lctx, static_cast<uint32_t>(stream), &cells);
+    const llama_edgekv_cells cells = plane.cells_of(stream);
     const ItemChoice      choice = { layer, problem, prompt_item(plan, p.n_head_kv, index), stream, k_idxs, cells,
                                      ChoiceSpace(p.head_dim, p.n_head / p.n_head_kv, p.n_cells), memory, prompt_cell_blocks(p.n_cells) };
     const ChoiceSpace & space = choice.space;

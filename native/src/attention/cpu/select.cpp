@@ -70,8 +70,7 @@ void HeadClaims::leave() {
 namespace {
 
 void label_cells(const SelectThread & thread) {
-    llama_edgekv_cells cells = {};
-    llama_edgekv_get_cells(thread.ctx().lctx, static_cast<uint32_t>(thread.stream), &cells);
+    const llama_edgekv_cells cells = thread.plane().cells_of(thread.stream);
     for (int token = 0; token < thread.plan.n_tokens; ++token) {
         if (!thread.leaves(token)) {
             cells.labels[thread.cell_of(token)] |= LLAMA_EDGEKV_SAMPLED;

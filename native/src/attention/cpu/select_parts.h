@@ -89,9 +89,7 @@ private:
 class RowLister {
 public:
     RowLister(const SelectThread & thread, const TokenSights & sights) :
-        thread(thread), sights(sights), lists(thread.plane().lists_of(thread.layer, thread.run)) {
-        llama_edgekv_get_cells(thread.ctx().lctx, static_cast<uint32_t>(thread.stream), &cells);
-    }
+        thread(thread), sights(sights), lists(thread.plane().lists_of(thread.layer, thread.run)), cells(thread.plane().cells_of(thread.stream)) {}
 
     void list(int head) const;
 
@@ -103,7 +101,7 @@ private:
     const SelectThread & thread;
     const TokenSights & sights;
     const RowLists & lists;
-    llama_edgekv_cells cells = {};
+    const llama_edgekv_cells cells;
 };
 
 // Threads claim chunks as they come free, head by head, each thread beginning with a head of its own: threads of different heads write to

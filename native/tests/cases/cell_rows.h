@@ -34,6 +34,18 @@ struct Random {
     bool one_of(int n) { return below(n) == 0; }
     template <class T, size_t n>
     T pick(const T (&of)[n]) { return of[next() % n]; }
+    template <class T>
+    void shuffle(std::vector<T> & all) {
+        for (size_t i = all.size(); i > 1; --i) {
+            std::swap(all[i - 1], all[next() % i]);
+        }
+    }
+    template <class T>
+    std::vector<T> bytes(size_t n) {
+        std::vector<T> all(n);
+        std::generate(all.begin(), all.end(), [&] { return static_cast<T>(next() >> 32); });
+        return all;
+    }
     float uniform() { return static_cast<float>(next() >> 40) * 0x1p-24f; }                          // [0, 1)
     float normal() { return (uniform() + uniform() + uniform() + uniform() - 2.0f) * 1.7320508f; }  // roughly
 };

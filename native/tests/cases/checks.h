@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <string>
+#include <vector>
 
 namespace test {
 
@@ -54,6 +56,12 @@ bool expect_near(const Of & of, const char * what, double got, double want, doub
         *worst = std::max(*worst, error / tolerance);
     }
     return expect(error <= tolerance, of, what, got, want);
+}
+
+// Bit by bit: a NaN is the same as itself.
+template <class T>
+bool same(const std::vector<T> & a, const std::vector<T> & b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
 // The exit status of a test.

@@ -16,14 +16,8 @@ struct Sketches {
     Sketches(const SketchCase & c, Random & rng)
         : layout(edgekv::sketch_layout(c.head_dim, c.n_groups)),
           stream_bytes(edgekv::sketch_bytes(c.head_dim, c.n_head_kv, c.n_groups) + (c.partial ? 128 : 0)),
-          want(filled(stream_bytes * c.n_streams, rng)), data(want) {}
+          want(rng.bytes<char>(stream_bytes * c.n_streams)), data(want) {}  // a build must not read these, and must leave those between heads and streams
 
-    // A build must not read the bytes that were there before, and must leave those between the heads and the streams.
-    static std::vector<char> filled(size_t n, Random & rng) {
-        std::vector<char> bytes(n);
-        std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<char>(rng.next() >> 30); });
-        return bytes;
-    }
     edgekv::Sketch sketch(const SketchCase & c, int stream) {
         return {c.head_dim, c.n_head_kv, c.n_groups, want.data() + stream * stream_bytes};
     }

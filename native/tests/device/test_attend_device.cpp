@@ -99,7 +99,6 @@ void check_page_blocks(OnDevice & d, const AttendRun & by, const AttendResults &
         d.hits.set(before);
         const AttendResults got = d.run(by.c, empty, by.n_shares, n);
         hits[n] = d.hits.get();
-        const auto same = [](const auto & a, const auto & b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0; };
         expect(same(got.out, several.out) && same(got.mass_max, several.mass_max) && same(got.mass_sum, several.mass_sum), by, "the same bits", n);
     }
     for (int h = 0; h < by.c.n_head_kv; ++h) {
@@ -146,8 +145,7 @@ void check_case(const AttendCase & c, uint64_t seed) {
         }
         if (variant > 0 && !kFew) {  // once more, in another order of blocks and threads
             const AttendResults again = d.run(c, empty, by.n_shares);
-            expect(std::memcmp(again.out.data(), got.out.data(), got.out.size() * 4) == 0 &&
-                   std::memcmp(again.mass_sum.data(), got.mass_sum.data(), got.mass_sum.size() * 4) == 0, by, "the same bits in a second run");
+            expect(same(again.out, got.out) && same(again.mass_sum, got.mass_sum), by, "the same bits in a second run");
         }
     }
 }

@@ -6,13 +6,9 @@
 #include "engine_decoder.h"
 
 using namespace edgekv;
+using test::same;
 
 namespace {
-
-template <class T>
-bool same(const std::vector<T> & a, const std::vector<T> & b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 void check(const Options & options, int n_tokens, Card card) {
     draw_order(card, 0);

@@ -44,21 +44,13 @@ struct Home {
         layer.v_offset = layer.k_row_bytes * static_cast<uint64_t>(c.page_tokens);
         return layer;
     }
-    static std::vector<uint8_t> random(size_t n, uint64_t seed) {
-        Random rng(seed);
-        std::vector<uint8_t> bytes(n);
-        for (uint8_t & b : bytes) {
-            b = static_cast<uint8_t>(rng.next() >> 32);
-        }
-        return bytes;
-    }
     static size_t v_begin(const Shape & c, const EdgekvDeviceLayer & layer) {
         return (c.skew + layer.k_stride_stream * c.n_streams + 63) / 64 * 64 + c.skew;
     }
 
     Home(const Shape & c, uint64_t seed)
         : layer(layout(c)),
-          bytes(random(v_begin(c, layer) + layer.v_stride_stream * c.n_streams - 2 * static_cast<size_t>(c.gap), seed)),
+          bytes(Random(seed).bytes<uint8_t>(v_begin(c, layer) + layer.v_stride_stream * c.n_streams - 2 * static_cast<size_t>(c.gap))),
           pinned(bytes, true),
           k_at(static_cast<size_t>(c.skew)),
           v_at(v_begin(c, layer)) {
@@ -166,10 +158,10 @@ void check_moves(const std::vector<Shape> & shapes, int n_moves, uint64_t seed, 
     const int n_slots = n_moves + 4;
     std::vector<int> slots(static_cast<size_t>(n_slots));
     std::iota(slots.begin(), slots.end(), 0);
+    rng.shuffle(slots);
     std::vector<EdgekvDeviceMove> moves;
     std::vector<uint8_t> want(bytes * n_slots, kUntouched);
     for (int i = 0; i < n_moves; ++i) {
-        std::swap(slots[i], slots[i + rng.next() % (n_slots - i)]);
         const int layer = static_cast<int>(rng.next() % shapes.size());
         const int page = rng.below(pages_per_stream * c.n_streams);
         moves.push_back({layer, rng.below(n_heads), i % 5 == 0 ? pages_per_stream * c.n_streams - 1 : page, slots[i]});
@@ -201,13 +193,13 @@ void check_stage(const Shape & c, int n_cells, uint64_t seed, Stream stream) {
 
     std::vector<int32_t> slots(n_slots), places(n_slots);
     std::iota(places.begin(), places.end(), 0);
+    rng.shuffle(places);
     for (size_t i = 0; i < n_slots; ++i) {
-        std::swap(places[i], places[i + rng.next() % (n_slots - i)]);
         const uint64_t kind = rng.next() % 3;
         slots[i] = kind == 0 ? -1 : kind == 1 ? places[i] : -2 - places[i];
     }
     // slots hold other bytes than home, so that it shows where a page came from
-    const std::vector<uint8_t> held = Home::random(n_slots * n_slot, seed + 1);
+    const std::vector<uint8_t> held = Random(seed + 1).bytes<uint8_t>(n_slots * n_slot);
     std::vector<uint8_t> want_arena = held;
     const size_t k_bytes = layer.k_stride_cell * n_cells, v_bytes = layer.v_stride_cell * n_cells;
     std::vector<uint8_t> want_k(k_bytes + 16, kUntouched), want_v(v_bytes + 16, kUntouched);
@@ -296,9 +288,9 @@ void check_scatter(int n, uint64_t seed, Stream stream) {
     std::vector<int32_t> want(static_cast<size_t>(n) * 2 + 5, -3), places(want.size());
     const DeviceArray<int32_t> dst(want);
     std::iota(places.begin(), places.end(), 0);
+    rng.shuffle(places);
     std::vector<int2> updates;
     for (int i = 0; i < n; ++i) {
-        std::swap(places[i], places[i + rng.next() % (places.size() - i)]);
         updates.push_back({places[i], rng.below(1000)});
         want[places[i]] = updates.back().y;
     }

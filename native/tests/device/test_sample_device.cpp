@@ -71,9 +71,6 @@ struct Got {
     }
 };
 
-template <class T>
-bool same(const std::vector<T> & a, const std::vector<T> & b) { return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0; }
-
 // `words`: as launches of other shapes left them.
 void check_case(const SampleCase & c, uint64_t seed, const DeviceArray<unsigned long long> & words, Stream stream) {
     must(sample_device_words_bytes(c.n_lists(), c.n_groups, c.group) <= kWords * sizeof(unsigned long long));

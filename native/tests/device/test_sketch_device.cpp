@@ -220,9 +220,7 @@ void build_arriving(const SketchCase & c, const SketchInstance & in, const Place
                     const std::vector<gpu::StaleGroup> & stale, bool scans, Random & rng, gpu::Stream stream) {
     std::vector<int64_t> cells(static_cast<size_t>(c.n_streams) * c.n_groups * kGroupCells);
     std::iota(cells.begin(), cells.end(), 0);
-    for (size_t i = cells.size() - 1; i > 0; --i) {
-        std::swap(cells[i], cells[rng.next() % (i + 1)]);
-    }
+    rng.shuffle(cells);
     if (scans) {
         std::vector<int32_t> changes = placed.is_open;
         for (const gpu::StaleGroup & group : stale) {
@@ -292,9 +290,7 @@ std::vector<gpu::StaleGroup> all_stale(const SketchCase & c, const SketchInstanc
             stale.push_back({i / c.n_groups, i % c.n_groups, in.valid[i]});
         }
     }
-    for (size_t i = stale.size(); i > 1; --i) {
-        std::swap(stale[i - 1], stale[rng.next() % i]);
-    }
+    rng.shuffle(stale);
     return stale;
 }
 

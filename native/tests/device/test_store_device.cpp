@@ -107,9 +107,7 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
         for (int r = 0; r < n_cells; ++r) {
             side.cells.push_back(r);
         }
-        for (int r = n_cells - 1; r > 0; --r) {
-            std::swap(side.cells[r], side.cells[rng.next() % (r + 1)]);
-        }
+        rng.shuffle(side.cells);
         side.cells.resize(std::max(c.n_tokens, 1));
         side.home.assign(side.stride_cell * n_cells, 0x5a);
         side.home_at = DeviceArray<char>(side.home, true);

@@ -88,11 +88,6 @@ double tolerance_of(const AttendCase & c, const AttendInstance & instance) {
     return 2 * (2 * logit + 3.5 * std::sqrt(c.n_cells) * u);
 }
 
-template <class T>
-bool same(const std::vector<T> & a, const std::vector<T> & b) {
-    return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
-
 // Copies of two listed rows in three, which hold NaN at home.
 struct CopiedRows {
     Bytes k, v;

@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "kept prompts": ("server/test_cache_requests.py",), "media": ("server/test_media_hosts.py",), "sites": ("server/test_sites.py",),
     "fetching": ("server/test_fetching.py", "server/test_expected.py"), "readings": ("server/test_saving.py", "server/test_prefixes.py"),
     "figures": ("server/test_figures.py", "server/test_page.py"),
-    "attend": ("runtime/test_exact.py", f"{KERNELS}::test_attention", "runtime/test_observation.py"),
+    "attend": ("runtime/test_exact.py", f"{KERNELS}::test_program[attend]", "runtime/test_observation.py"),
     "prompt": ("runtime/test_observation.py", "runtime/test_prompts.py", f"{KERNELS}::test_program[prompt]"),
     "sketch": (f"{KERNELS}::test_program[sketch]", "runtime/test_sparse.py"),
     "select": (f"{KERNELS}::test_program[sample]", "runtime/test_sparse.py"),

@@ -1,5 +1,5 @@
 // Checks the attention kernels against attend_reference().
-//   test_attend [portable|avx2|avxvnni|avx512|avx512vnni|neon|dotprod [one case in so many, 9]]
+//   test_attend [one case in so many, 9]
 //
 // Tolerances. Rounding errors are taken as independent and uniform in [-u, u] relative to the result, u = 2^-24, so that a chain
 // of n additions with partial sums up to A is off by at most 6 * sqrt(n / 3) * u * A (six standard deviations). A score is a
@@ -15,6 +15,7 @@
 
 #include "attend_walk.h"
 #include "dense_problem.h"
+#include "kernel_names.h"
 #include "kernels/decode/attend_internal.h"
 #include "spoilt_rows.h"
 
@@ -300,21 +301,8 @@ void check_thread(const std::vector<const char *> & kernels) {
 }  // namespace
 
 int main(int argc, char ** argv) {
-    std::vector<const char *> kernels;
-    for (const char * name : {"portable", "avx2", "avxvnni", "avx512", "avx512vnni", "neon", "dotprod"}) {
-        if ((argc < 2 || std::strcmp(argv[1], name) == 0) && attend_kernels(name) != nullptr) {
-            kernels.push_back(name);
-        }
-    }
-    if (kernels.empty()) {
-        std::printf("no such kernels on this machine\n");
-        return 77;
-    }
-    for (const char * name : kernels) {
-        std::printf("%s ", name);
-    }
-    std::printf("(attend_run: %s)\n", isa_name(isa_best()));
-    check_all(kernels, argc > 2 ? std::max(1ul, std::strtoul(argv[2], nullptr, 10)) : 9);
+    const std::vector<const char *> kernels = kernel_names(attend_kernels);
+    check_all(kernels, one_case_in(argc, argv, 9));
     check_turns(kernels);
     check_thread(kernels);
     return finish();

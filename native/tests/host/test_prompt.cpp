@@ -1,5 +1,5 @@
 // Checks the prompt kernels against prompt_reference().
-//   test_prompt [portable|avx2|avx512|avx512bf16|amx|neon|emulated [one case in so many, 5]]
+//   test_prompt [one case in so many, 5]
 //
 // Tolerances. A score in single precision is a chain of head_dim products, each rounded to u = 2^-24 of at most S = scale * |q| * |k|, so
 // that it is off by at most 3.5 * sqrt(head_dim) * u * S (six standard deviations); softcap, bias and shift round it a few times more.
@@ -7,6 +7,7 @@
 // queries are large they are split into two, and off by 2^-16 of S. A weight is off by that, and by what it is rounded to (2^-9 in bf16,
 // with a polynomial good to 1e-4; 2^-22 else), and values in bf16 by 2^-9. An output is off by at most twice the one and once the other,
 // times max |v|. As these errors have nothing to do with each other, their root mean square over all outputs is far less: a quarter.
+#include "kernel_names.h"
 #include "kernels/prefill/prompt_choice.h"
 #include "kernels/prefill/prompt_internal.h"
 #include "kernels/simd/isa_dispatch.h"
@@ -242,11 +243,6 @@ int main(int argc, char ** argv) {
         kernels.push_back({"emulated", &kPromptEmulated, true, true});
     }
 #endif
-    kernels.erase(std::remove_if(kernels.begin(), kernels.end(), [&](const Kernel & k) { return argc > 1 && k.name != argv[1]; }), kernels.end());
-    if (kernels.empty()) {
-        std::printf("%s: not on this processor\n", argv[1]);
-        return 77;
-    }
     check_classes();
     check_draw();
     for (const Kernel & kernel : kernels) {
@@ -255,7 +251,7 @@ int main(int argc, char ** argv) {
     }
     const std::vector<AttendCase> all = cases_of(270);
     const int thread_counts[] = {1, 2, 8};
-    for (size_t i = 0; i < all.size(); i += argc > 2 ? std::max(1ul, std::strtoul(argv[2], nullptr, 10)) : 5) {
+    for (size_t i = 0; i < all.size(); i += one_case_in(argc, argv, 5)) {
         const AttendCase & c = all[i];
         AttendInstance x(c, i + 1);
         AttendProblem p = x.p;

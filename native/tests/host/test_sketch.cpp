@@ -1,5 +1,5 @@
 // Checks the sketch kernels against SketchReference and the true logits.
-//   test_sketch [portable|avx2|avxvnni|avx512|avx512vnni|neon|dotprod [one case in so many, 4]]
+//   test_sketch [one case in so many, 4]
 //
 // A share tells its logit: reading an integer as a float is a logarithm, and the upper half of one leaves steps of ln 2 / 128, downwards.
 //
@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "checks.h"
+#include "kernel_names.h"
 #include "kernels/simd/subnormals.h"
 #include "sketch_instance.h"
 
@@ -313,22 +314,6 @@ void check_all(const std::vector<const char *> & kernels, uint64_t one_in) {
 }  // namespace
 
 int main(int argc, char ** argv) {
-    std::vector<const char *> kernels;
-    for (const char * name : {"portable", "avx2", "avxvnni", "avx512", "avx512vnni", "neon", "dotprod"}) {
-        // the portable bytes and shares are what the others must agree with
-        const bool wanted = argc < 2 || std::strcmp(argv[1], name) == 0 || std::strcmp(name, "portable") == 0;
-        if (wanted && sketch_kernels(name) != nullptr) {
-            kernels.push_back(name);
-        }
-    }
-    if (argc > 1 && std::strcmp(kernels.back(), argv[1]) != 0) {
-        std::printf("no such kernels on this machine\n");
-        return 77;
-    }
-    for (const char * name : kernels) {
-        std::printf("%s ", name);
-    }
-    std::printf("\n");
-    check_all(kernels, argc > 2 ? std::max(1ul, std::strtoul(argv[2], nullptr, 10)) : 4);
+    check_all(kernel_names(sketch_kernels), one_case_in(argc, argv, 4));  // the portable bytes and shares are what the others must agree with
     return finish();
 }

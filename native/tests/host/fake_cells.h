@@ -38,9 +38,6 @@ inline const FakeCache & cache_of(const llama_context * lctx) { return *reinterp
 
 }  // namespace edgekv
 
-// The log is asked for only where a test wants it: without it the answer is every cell, as after a change that it does not reach back to.
-inline bool g_uses_log = true;
-
 bool llama_edgekv_get_cells(const llama_context * lctx, uint32_t stream, llama_edgekv_cells * out) {
     const auto & cells = edgekv::cache_of(lctx)[stream];
     *out = {};
@@ -54,10 +51,5 @@ bool llama_edgekv_get_cells(const llama_context * lctx, uint32_t stream, llama_e
 
 int llama_edgekv_get_changed(const llama_context * lctx, uint32_t stream, uint64_t since, llama_edgekv_range * out, int capacity) {
     const auto & cells = edgekv::cache_of(lctx)[stream];
-    const auto n_cells = static_cast<uint32_t>(cells.pos.size());
-    if (!g_uses_log) {
-        out[0] = { 0, n_cells };
-        return 1;
-    }
-    return cells.clock.ranges_since(since, n_cells, out, capacity);
+    return cells.clock.ranges_since(since, static_cast<uint32_t>(cells.pos.size()), out, capacity);
 }

@@ -91,6 +91,12 @@ void sizes() {
     CHECK(cache.reserve(n_bytes, kRowBytes) && cache.has_slots() && cache.bytes() <= n_bytes && cache.bytes() > n_bytes * 9 / 10, "as many as fit");
     cache.place(5, 1);
     CHECK(cache.reserve(n_bytes, kRowBytes) && cache.place(5, 2).is_new, "what was there is lost");
+    std::set<int32_t> slots;
+    for (uint64_t row = 0; row < 10 * n_bytes / kRowBytes; ++row) {
+        slots.insert(cache.place(row, 3).slot);
+    }
+    slots.erase(-1);
+    CHECK(slots.size() * (kRowBytes + RowCache::kEntryBytes) > n_bytes * 9 / 10, "each slot serves: %zu", slots.size());
     CHECK(cache.reserve(0, kRowBytes) && !cache.has_slots() && cache.bytes() == 0, "given back");
 }
 

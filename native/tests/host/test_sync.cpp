@@ -1,8 +1,10 @@
-// Pages::sync() against one that looks at every cell, through random events; and that it looks at what changed only.
+// Pages::sync() against a look at every cell, through random events; and that it looks at what changed only.
 #include "cache/pages.h"
 
 #include <algorithm>
+#include <limits>
 #include <random>
+#include <set>
 #include <string>
 
 #include "checks.h"
@@ -24,15 +26,6 @@ PageShape shape_of(int n_stream, int n_cells, int page_tokens) {
     return { 2, 2, n_stream, n_cells, page_tokens, pages, n_stream * pages, 64 };
 }
 
-bool before(const StaleGroup & a, const StaleGroup & b) { return a.stream != b.stream ? a.stream < b.stream : a.group < b.group; }
-
-std::vector<StaleGroup> sorted(std::vector<StaleGroup> groups) {
-    std::sort(groups.begin(), groups.end(), before);
-    return groups;
-}
-
-bool same(const StaleGroup & a, const StaleGroup & b) { return a.stream == b.stream && a.group == b.group && a.valid == b.valid; }
-
 // a placement as prepare() makes it: tried, and rolled back
 void try_and_undo(FakeCells & cells, int first, int n) {
     std::vector<uint64_t> times;
@@ -45,14 +38,27 @@ void try_and_undo(FakeCells & cells, int first, int n) {
     }
 }
 
-std::vector<int32_t> open_of(const StaleGroups & stale) {
-    std::vector<int32_t> open = stale.open_groups();
-    std::sort(open.begin(), open.end());
-    return open;
-}
+// What a look at a page finds: its newest and oldest positions, whether some of its cells changed since `then`, and whether all occupied ones did.
+struct Look {
+    int32_t newest = -1, oldest = std::numeric_limits<int32_t>::max();
+    bool changed = false, whole = true;
 
-// Every group with a key in it is sketched, named, or open; and what is open holds keys, but not in every cell.
-void check_groups(const StaleGroups & stale_groups, const FakeCells & cells, int stream, int n_cells, const std::vector<uint64_t> & sketched, const Step & at) {
+    Look(const FakeCells & cells, int first, int end, uint64_t then) {
+        for (int c = first; c < std::min(end, static_cast<int>(cells.pos.size())); ++c) {
+            const bool is_new = cells.clock.times()[c] > then;
+            changed = changed || is_new;
+            if (cells.pos[c] >= 0) {
+                newest = std::max(newest, cells.pos[c]);
+                oldest = std::min(oldest, cells.pos[c]);
+                whole = whole && is_new;
+            }
+        }
+    }
+};
+
+// Every group with a key in it is sketched, named, or open; what is named changed since its sketch, and what is open holds keys, but not in every cell.
+void check_groups(const StaleGroups & stale_groups, const FakeCells & cells, int stream, int n_cells, const std::vector<uint64_t> & sketched,
+                  const std::vector<bool> & touched, const Step & at) {
     for (int group = 0; group < static_cast<int>(sketched.size()); ++group) {
         uint64_t valid = 0;
         for (int c = group * kGroupCells; c < std::min((group + 1) * kGroupCells, n_cells); ++c) {
@@ -65,7 +71,7 @@ void check_groups(const StaleGroups & stale_groups, const FakeCells & cells, int
         const bool open = stale_groups.is_open(stream, group);
         expect(!(open && named), at, "a group is open or named");
         expect(valid == 0 || open || named || sketched[group] == valid, at, "a group has a true sketch");
-        expect(!(named && valid == 0), at, "a named group has keys");
+        expect(!named || (valid != 0 && touched[group]), at, "a named group has keys, and changed");
         expect(!open || (valid != 0 && ~valid != 0), at, "an open group is neither full nor empty");
     }
 }
@@ -78,11 +84,15 @@ void fuzz(int seed) {
     const int page_tokens = 16 << below(3);
     const int n_cells = 256 + below(40) * 16 + below(2) * 8;
     FakeCache cache(n_stream, FakeCells(n_cells));
-    Pages ours, all;
-    ours.shape(shape_of(n_stream, n_cells, page_tokens), 64);
-    all.shape(shape_of(n_stream, n_cells, page_tokens), 64);
+    Pages pages;
+    pages.shape(shape_of(n_stream, n_cells, page_tokens), 64);
 
-    std::vector<std::vector<uint64_t>> sketched(n_stream, std::vector<uint64_t>((n_cells + kGroupCells - 1) / kGroupCells, 0));
+    const int n_pages = (n_cells + page_tokens - 1) / page_tokens, n_groups = (n_cells + kGroupCells - 1) / kGroupCells;
+    std::vector<std::vector<uint64_t>> sketched(n_stream, std::vector<uint64_t>(n_groups, 0));
+    std::vector<std::vector<bool>> touched(n_stream, std::vector<bool>(n_groups));
+    std::vector<uint64_t> then(n_stream, 0);  // the last sync
+    std::set<int32_t> changed;                // since the last delivery
+    bool delivered = false;
     int32_t position = 0;
     for (int step = 0; step < 300; ++step) {
         const Step at{seed, step};
@@ -116,45 +126,47 @@ void fuzz(int seed) {
         }
 
         const bool sketches = below(3) > 0;
-        g_uses_log = true;
-        ours.sync(as_context(cache), n, sketches);
-        g_uses_log = false;
-        all.sync(as_context(cache), n, sketches);
+        pages.sync(as_context(cache), n, sketches);
 
-        expect(ours.cells.changed_pages() == all.cells.changed_pages(), at, "the same pages changed");
-        for (int s = 0; s < n_stream; ++s) {
-            const int pages = (n_cells + page_tokens - 1) / page_tokens;
-            expect(std::equal(ours.cells.newest(s), ours.cells.newest(s) + pages, all.cells.newest(s)), at, "the same newest positions");
-            expect(std::equal(ours.cells.oldest(s), ours.cells.oldest(s) + pages, all.cells.oldest(s)), at, "the same oldest positions");
-            for (int page = 0; page < pages; ++page) {  // and both are what the cells say
-                int32_t newest = -1;
-                for (int c = page * page_tokens; c < std::min((page + 1) * page_tokens, n_cells); ++c) {
-                    newest = std::max(newest, cache[s].pos[c]);
-                }
-                expect(ours.cells.newest(s)[page] == newest, at, "the newest position");
-            }
+        if (delivered) {
+            changed.clear();
         }
-        const auto a = sorted(ours.stale.to_build()), b = sorted(all.stale.to_build());
-        expect(a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), same), at, "the same groups are stale");
-        expect(sketches || a.empty(), at, "nothing is sketched, no group is named");
-        expect(open_of(ours.stale) == open_of(all.stale), at, "the same groups are open");
+        for (int s = 0; s < n_stream; ++s) {
+            auto found = pages.cells.changed_now(s).begin();
+            for (int page = 0; page < n_pages; ++page) {
+                const Look look(cache[s], page * page_tokens, (page + 1) * page_tokens, then[s]);
+                expect(pages.cells.newest(s)[page] == look.newest && pages.cells.oldest(s)[page] == look.oldest, at, "the newest and the oldest position");
+                if (look.changed) {
+                    changed.insert(s * n_pages + page);
+                    const bool told = found != pages.cells.changed_now(s).end() && found->page == s * n_pages + page;
+                    expect(told && found->newest == look.newest && found->whole == look.whole, at, "a page that changed, in part or as a whole");
+                    found += told;
+                }
+            }
+            expect(found == pages.cells.changed_now(s).end(), at, "no other page changed");
+            for (int group = 0; group < n_groups; ++group) {
+                touched[s][group] = touched[s][group] || Look(cache[s], group * kGroupCells, (group + 1) * kGroupCells, then[s]).changed;
+            }
+            then[s] = cache[s].clock.now();
+        }
+        expect(pages.cells.changed_pages() == std::vector<int32_t>(changed.begin(), changed.end()), at, "what changed since the delivery");
+        expect(sketches || pages.stale.to_build().empty(), at, "nothing is sketched, no group is named");
         for (int s = 0; sketches && s < n_stream; ++s) {
-            check_groups(ours.stale, cache[s], s, n_cells, sketched[s], at);
+            check_groups(pages.stale, cache[s], s, n_cells, sketched[s], touched[s], at);
         }
         if (sketches && below(2)) {
-            for (const StaleGroup & built : ours.stale.to_build()) {
+            for (const StaleGroup & built : pages.stale.to_build()) {
                 sketched[built.stream][built.group] = built.valid;
+                touched[built.stream][built.group] = false;
             }
-            ours.stale.built();
-            all.stale.built();
+            pages.stale.built();
         }
         if (below(20) == 0) {
-            ours.stale.mark_all();
-            all.stale.mark_all();
+            pages.stale.mark_all();
+            std::fill(touched.begin(), touched.end(), std::vector<bool>(n_groups, true));
         }
-        if (below(4)) {
-            ours.cells.changes_delivered();
-            all.cells.changes_delivered();
+        if ((delivered = below(4) > 0)) {
+            pages.cells.changes_delivered();
         }
     }
 }
@@ -215,7 +227,6 @@ int main() {
         fuzz(seed);
     }
     fill_in_turn();
-    g_uses_log = true;
     for (const bool sketches : { false, true }) {
         const uint64_t few = looked_per_token(1 << 10, sketches), many = looked_per_token(1 << 20, sketches);
         std::printf("cells looked at for a token, %s sketches: %llu of a thousand, %llu of a million\n", sketches ? "with" : "without",

@@ -16,7 +16,7 @@ using edgekv::SketchQuery;
 
 constexpr uint16_t kUntouched = 0x7fc1;  // no share
 
-enum class KeyData { normal, offset, outlier_channel, outlier_cell, constant, zero, tiny, huge, subnormal, negative_zero, count };
+enum class KeyData { normal, offset, outlier_channel, outlier_cell, constant, zero, tiny, huge, subnormal, negative_zero, far_apart, count };
 
 struct SketchCase {
     int head_dim, n_head_kv, n_streams, n_groups, group, n_tokens;
@@ -74,8 +74,10 @@ struct SketchInstance {
             for (int g = 0; g < c.group; ++g) {
                 double sum = 0.0;
                 for (int i = 0; i < c.head_dim; ++i) {
-                    // plain, one channel far above the others, and the fifth all zero or next to nothing
-                    const float x = g % 5 != 4 ? (g % 5 == 1 && i == 3 && !c.level ? 25.0f : 2.0f) * rng.normal() : t % 2 * 1e-33f * static_cast<float>(i % 3 - 1);
+                    // plain, one channel far above the others, and the fifth all zero or next to nothing; or the largest sums that there can be
+                    const float x = c.data == KeyData::far_apart ? 2.0f
+                                    : g % 5 != 4                 ? (g % 5 == 1 && i == 3 && !c.level ? 25.0f : 2.0f) * rng.normal()
+                                                                 : t % 2 * 1e-33f * static_cast<float>(i % 3 - 1);
                     for (int h = 0; h < c.n_head_kv; ++h) {
                         q[(t * q_stride_token + (h * c.group + g) * q_stride_head) / 4 + i] = h % 2 == 0 ? x : -x;
                     }
@@ -128,6 +130,7 @@ private:
             case KeyData::outlier_channel: return channel == 5 ? 200.0f + 30.0f * x : x;
             case KeyData::outlier_cell: return cell % 61 == 7 ? 300.0f * x : x;
             case KeyData::constant: return static_cast<float>(channel % 11) - 4.0f;
+            case KeyData::far_apart: return cell % 2 == 0 ? 1.0f : -1.0f;
             case KeyData::zero: return 0.0f;
             case KeyData::tiny: return x * 1e-6f;
             case KeyData::huge: return std::fmax(std::fmin(x * 20000.0f, 60000.0f), -60000.0f);

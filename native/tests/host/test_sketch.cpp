@@ -285,7 +285,8 @@ void check_all(const std::vector<const char *> & kernels, uint64_t one_in) {
             c.n_groups = i % 15 == 9 ? 18 : counts[i % 5];
             c.group = groups[(i + i / 5) % 9];
             c.data = static_cast<KeyData>((i + i / 8) % static_cast<int>(KeyData::subnormal));
-            c.data = i % 2 == 0 ? c.data : c.data == KeyData::tiny ? KeyData::subnormal : c.data == KeyData::zero ? KeyData::negative_zero : c.data;
+            c.data = i % 2 == 0 ? c.data : c.data == KeyData::tiny ? KeyData::subnormal : c.data == KeyData::zero ? KeyData::negative_zero
+                     : c.data == KeyData::constant ? KeyData::far_apart : c.data;
             // what a query with an outlier adds is compared with the worst case only: by rounding it grows with the channels, and of four-bit
             // keys, which are a few numbers in a channel, the one channel's error has no even spread
             c.level = c.data == KeyData::normal && (type == CellType::q4_0 || std::find(std::begin(compressed), std::end(compressed), dim) != std::end(compressed));

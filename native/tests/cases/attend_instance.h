@@ -184,13 +184,6 @@ struct RowLists {
     }
 
     edgekv::AttendRows rows() const { return {cells.data(), weighted ? weights.data() : nullptr, n_rows.data(), stride}; }
-    int n_listed(const AttendCase & c, int head) const {  // lists of the head that have a row
-        int n = 0;
-        for (size_t list = head; list < n_rows.size(); list += c.n_head_kv) {
-            n += n_rows[list] > 0 ? 1 : 0;
-        }
-        return n;
-    }
 };
 
 // Pages in the arena, in rings (one for each part) and at home. Wherever a page lies in a better place, the worse ones hold NaN.

@@ -30,17 +30,6 @@ public:
         }
         return true;
     }
-    int seeing_tokens() const {
-        int n = 0;
-        for (int t = 0; t < n_tokens; ++t) {
-            bool any = false;
-            for (int i = 0; i < n_cells; ++i) {
-                any = any || sees(t, i);
-            }
-            n += any ? 1 : 0;
-        }
-        return n;
-    }
 
     const int n_tokens, n_cells;
 

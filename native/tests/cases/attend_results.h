@@ -79,27 +79,6 @@ inline void compare(const AttendRun & run, const char * what, const std::vector<
     }
 }
 
-// Mass of all tokens: no head weighs more than all, and all outputs that see something weigh 1 each.
-inline void check_mass(const AttendRun & run, const AttendInstance & instance, const AttendProblem & p, const AttendResults & got,
-                       const RowLists * lists, double mass_tolerance) {
-    const AttendCase & c = run.c;
-    for (int h = 0; c.observe == 3 && h < c.n_head_kv; ++h) {
-        double total = 0.0;
-        for (int i = 0; i < c.n_pages(); ++i) {
-            const float top = got.mass_max[h * p.mass_stride + i] - AttendResults::kMassBase;
-            const float sum = got.mass_sum[h * p.mass_stride + i] - AttendResults::kMassBase;
-            total += sum;
-            expect(top <= sum + 0x1p-20f, run, "mass_max <= mass_sum", top, sum);
-        }
-        // base + mass is rounded to 2^-24 per page, token and array
-        const double allowed = mass_tolerance + 0x1p-24 * c.n_pages() * c.n_tokens * 4;
-        if (!c.sinks) {
-            const int n_outputs = c.group * (lists != nullptr ? lists->n_listed(c, h) : instance.bias.seeing_tokens());
-            expect_near(run, "total mass", total, n_outputs, allowed);
-        }
-    }
-}
-
 struct HitsTolerance {
     double mass;
     double error, each_error;  // relative to the estimated errors, and for each of them

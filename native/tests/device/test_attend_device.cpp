@@ -70,7 +70,7 @@ struct OnDevice {
         }
     }
 
-    AttendResults run(const AttendCase & c, AttendResults results, int n_splits, int n_page_blocks = 0) {
+    AttendResults run(const AttendCase & c, AttendResults results, int n_splits) {
         out.set(results.out);
         mass_max.set(results.mass_max);
         mass_sum.set(results.mass_sum);
@@ -81,7 +81,7 @@ struct OnDevice {
             const gpu::Ring & ring = rings[static_cast<size_t>(i)];
             gpu::launch_attend(p, {ring.first_page, ring.end_page, i * n_splits, n_splits, ring, false}, workspace.data(), n_partials, nullptr);
         }
-        gpu::launch_attend_merge(p, {0, c.n_pages(), 0, 0, {}, false, tickets.data(), n_ubatch.data(), n_page_blocks}, workspace.data(), n_partials, nullptr);
+        gpu::launch_attend_merge(p, {0, c.n_pages(), 0, 0, {}, false, tickets.data(), n_ubatch.data()}, workspace.data(), n_partials, nullptr);
         must(gpu::stream_sync(nullptr));
         results.out = out.get();
         results.mass_max = mass_max.get();
@@ -89,27 +89,6 @@ struct OnDevice {
         return results;
     }
 };
-
-// One block for all pages of a head gives each page and the output the same bits as several; the head's masses are summed up in another order.
-void check_page_blocks(OnDevice & d, const AttendRun & by, const AttendResults & empty, const AttendResults & several,
-                       double mass_tolerance) {
-    const std::vector<AttendHits> before(static_cast<size_t>(by.c.n_head_kv), AttendHits{});
-    std::vector<AttendHits> hits[2];
-    for (const int n : {0, 1}) {
-        d.hits.set(before);
-        const AttendResults got = d.run(by.c, empty, by.n_shares, n);
-        hits[n] = d.hits.get();
-        expect(same(got.out, several.out) && same(got.mass_max, several.mass_max) && same(got.mass_sum, several.mass_sum), by, "the same bits", n);
-    }
-    for (int h = 0; h < by.c.n_head_kv; ++h) {
-        const AttendHits & one = hits[1][h], & more = hits[0][h];
-        expect_equal(by, "rows read", more.n_read, one.n_read);
-        expect_equal(by, "rows hit", more.n_hits, one.n_hits);
-        expect_equal(by, "error", more.error, one.error);
-        expect_near(by, "mass", more.mass, one.mass, mass_tolerance);
-        expect_near(by, "mass of hits", more.mass_hits, one.mass_hits, mass_tolerance);
-    }
-}
 
 void check_case(const AttendCase & c, uint64_t seed) {
     const AttendTest test(c, seed, static_cast<int>(kUbatch + seed % 3));
@@ -129,7 +108,6 @@ void check_case(const AttendCase & c, uint64_t seed) {
         compare(by, "out", got.out, want.out, tolerance * instance.v_max);
         compare(by, "mass_max", got.mass_max, want.mass_max, mass_tolerance);
         compare(by, "mass_sum", got.mass_sum, want.mass_sum, mass_tolerance);
-        check_mass(by, instance, p, got, test.lists.get(), mass_tolerance);
         if (variant == 0 && test.lists) {
             // an output that is next to nothing beside what it sums up is known less well
             const std::vector<AttendHits> hits = d.hits.get();
@@ -139,9 +117,6 @@ void check_case(const AttendCase & c, uint64_t seed) {
                        "mass that nobody observed", hits[h].mass, kHitsBefore.mass);
                 n_errors_all += test.estimated[h].n_errors;
             }
-        }
-        if (variant > 0 && test.lists && c.n_tokens > 1) {
-            check_page_blocks(d, by, empty, got, mass_tolerance);
         }
         if (variant > 0 && !kFew) {  // once more, in another order of blocks and threads
             const AttendResults again = d.run(c, empty, by.n_shares);

@@ -3,8 +3,8 @@
 // Build: every byte of all streams' sketches, against the portable sketch_build() over the keys as they were stored; also of groups whose keys
 // arrive with the launch that builds them.
 // Scan, against the portable sketch_scan() and sketch_scan_keys(): the sums of products are the same integers, so that a top differs by
-// no more than 2e-4 + 2^-20 of the largest logit that keys and query allow, and a share and a sum by 2^-7 of themselves beside that. Against
-// SketchReference: the worst case that kernels/sketch/sketch_reference.cpp states.
+// no more than 2e-4 + 2^-20 of the largest logit that keys and query allow, and a share and a sum by 2^-7 of themselves beside that. What these are
+// worth tests/host/test_sketch.cpp says.
 #include "cuda/kernels/store_device.cu"
 #define EDGEKV_SCAN_GRID 8  // so that a warp takes several groups in turn, as in a context of a million tokens
 #include "cuda/kernels/sketch_scan_device.cu"
@@ -18,7 +18,7 @@ using namespace test;
 
 namespace {
 
-double worst_cpu = 0.0, worst_reference = 0.0;  // in units of what is allowed
+double worst = 0.0;  // in units of what is allowed
 long n_scanned = 0, n_open = 0, n_arrived = 0;
 
 // ---- build -------------------------------------------------------------------------------------------------------------------
@@ -74,18 +74,6 @@ void build(const SketchCase & c, const SketchInstance & in, const PlacedKeys & p
 }
 
 // ---- scan --------------------------------------------------------------------------------------------------------------------
-
-// The largest logit of the group, as the specification has it.
-double reference_top(const SketchCase & c, const SketchInstance & in, int stream, int head, int group, uint64_t visible, const float * q) {
-    const SketchReference reference(in.keys(c, stream), c.head_dim, head, group, in.valid_of(c, stream, group));
-    double top = -kInf;
-    for (int j = 0; j < kGroupCells; ++j) {
-        if (visible >> j & 1) {
-            top = std::fmax(top, reference.logit(j, q, c.scale, c.softcap));
-        }
-    }
-    return top;
-}
 
 constexpr float kUnwritten = 12345.0f;
 
@@ -183,16 +171,9 @@ void compare(const SketchCase & c, const SketchInstance & in, const PlacedKeys &
                             expect_equal(c, "sum, against the CPU", got.sums[at], want.sums[at]);
                             continue;
                         }
-                        expect_near(c, "top, against the CPU", got.tops[at], want.tops[at], limit, &worst_cpu);
+                        expect_near(c, "top, against the CPU", got.tops[at], want.tops[at], limit, &worst);
                         expect_near(c, "sum, against the CPU", got.sums[at], want.sums[at], (0x1p-7 + 2 * limit) * want.sums[at]);
-                        if (i % 3 == 0) {
-                            const int group = static_cast<int>(i);
-                            (by_keys(group) ? n_open : n_scanned) += 1;
-                            const float * q = in.query_row(c, s, h, t * c.group + g);
-                            const double allowed = SketchSpans(c, in, s, h, group).tolerance(c, q);
-                            const double exact = reference_top(c, in, s, h, group, query.sight[i].visible, q);
-                            expect_near(c, "top, against the reference", got.tops[at], exact, allowed, &worst_reference);
-                        }
+                        (by_keys(static_cast<int>(i)) ? n_open : n_scanned) += 1;
                     }
                 }
             }
@@ -364,8 +345,8 @@ void check_all() {
             }
         }
     }
-    std::printf("%llu cases, %ld keys arrived, %ld groups from sketches and %ld from keys; largest difference from the CPU %.3f and from the reference "
-                "%.3f of what is allowed\n", static_cast<unsigned long long>(n), n_arrived, n_scanned, n_open, worst_cpu, worst_reference);
+    std::printf("%llu cases, %ld keys arrived, %ld groups from sketches and %ld from keys; largest difference %.3f of what is allowed\n",
+                static_cast<unsigned long long>(n), n_arrived, n_scanned, n_open, worst);
 }
 
 }  // namespace

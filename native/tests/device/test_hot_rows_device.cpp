@@ -144,6 +144,7 @@ private:
         std::map<int32_t, size_t> rows_of;
         std::set<size_t> brought;
         size_t bytes = 0;
+        bool lacks = false;
         for (int list = 0; list < c.n_lists(); ++list) {
             const int head = list % c.n_head_kv, stream = kFirstStream + list / c.n_head_kv / c.n_tokens;
             expect(slots[list * of_list + n[list]] == -7, c, "nothing behind the rows", slots[list * of_list + n[list]], -7);
@@ -157,6 +158,7 @@ private:
                 }
                 if (slot == -1) {
                     ++n_without;
+                    lacks = true;
                     expect(!shape.ample, c, "a row without a place", slot, list);
                     continue;
                 }
@@ -179,6 +181,8 @@ private:
                 }
             }
         }
+        expect(!lacks || shape.n_sets > 1 || rows_of.size() == kHotRowWays, c, "a place is lacking where another row's was not listed now",
+               static_cast<double>(rows_of.size()), kHotRowWays);
         expect(!kTellsCrossed || link == bytes, c, "bytes over the link", static_cast<double>(link), static_cast<double>(bytes));
         for (const size_t here : asked) {
             expect(!shape.ample || seen.count(here) + brought.count(here) > 0, c, "a copy that nobody brought", static_cast<double>(here), 0);

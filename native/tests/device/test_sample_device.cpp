@@ -141,8 +141,11 @@ int main() {
     Random rng(3);
     uint64_t seed = 0;
     const float resolutions[] = {20.0f, 400.0f, 4000.0f};
-    for (int n_groups : {1, 2, 3, 15, 16, 17, 40, 130}) {
+    for (int n_groups : {1, 2, 3, 15, 16, 17, 40, 130, 540}) {  // the last are more chunks than a warp has lanes, and more groups than a block has threads
         for (int group : {1, 2, 4, 7, 16}) {
+            if (n_groups > 500 && group != 2) {
+                continue;
+            }
             SampleCase c{};
             c.n_groups = n_groups;
             c.group = group;

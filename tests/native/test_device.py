@@ -67,6 +67,13 @@ def test_a_missing_barrier_is_found(racing: Programs, name: str):
         assert "memory at" in done.stdout, f"{name}:{number}: {done.stdout[-2000:]}"
 
 
+def test_nothing_waits_for_the_whole_device():
+    """Another context may record a graph meanwhile. CUDA ends that recording at such a call, in whatever mode the stream records."""
+    waits = re.compile(r"\b(?:cuda(?:Device|Thread)|cuCtx)Synchronize\b")
+    sources = [path for path in (NATIVE / "cuda").rglob("*") if path.suffix in (".cu", ".cuh", ".h")]
+    assert len(sources) > 40 and [path.name for path in sources if waits.search(path.read_text())] == []
+
+
 KNOWN_13 = "75 80 86 87 88 89 90 100 103 110 120 121"
 KNOWN_12_4 = "50 52 53 60 61 62 70 72 75 80 86 87 89 90"
 

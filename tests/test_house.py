@@ -45,7 +45,7 @@ BUDGETS = {
     "native/llama": 4_888,
     "native/server": 8_201,
     "native/src": 19_950,
-    "native/tests": 7_871,
+    "native/tests": 7_652,
     "native/tests/ptx": 1_509,
     "patches": 4_362,
     "tests": 2_195,

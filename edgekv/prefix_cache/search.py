@@ -12,7 +12,7 @@ from edgekv.prefix_cache.place import Child, Place, Tier
 from edgekv.prefix_cache.results import Miss, NearMiss
 
 AHEAD = 512
-"""Blocks that a far tier is asked for at once."""
+"""Blocks of a chain that a far tier is asked for at once."""
 
 MOST_BELOW = 512
 """Blocks to look at for the length of a chain's rest."""
@@ -103,10 +103,9 @@ class Search:
             longer = []
             for path in ends:
                 parent, least = (path[-1].link.key, path[-1].link.reading) if path else (self._root, Reading.EXACT)
-                for reading in range(least, self._accepts + 1):
-                    part = self._tokens[first : first + BLOCK_TOKENS]
-                    link = child_link(parent, Reading(reading), part, self._read_with.of(Reading(reading)), self._read_with.takes_rounded)
-                    tier = self._tier_of(link, first)
+                beside = self._links(parent, least, first)
+                for link in beside:
+                    tier = self._tier_of(link, beside, first)
                     if tier is not None:
                         longer.append((*path, ChainStep(link, BLOCK_TOKENS, tier)))
             if not longer:
@@ -114,23 +113,28 @@ class Search:
             ends = sorted(longer, key=lambda path: path[-1].link.reading)
         return ends
 
-    def _tier_of(self, link: Link, first: int) -> Tier | None:
+    def _tier_of(self, link: Link, beside: list[Link], first: int) -> Tier | None:
         for tier, had in zip(self._tiers, self._had):
             if link.key not in had:
-                asked = self._ahead(link, first, AHEAD if tier.far else 1)
+                asked = self._ahead(beside, first) if tier.far else [link]
                 had.update(zip((one.key for one in asked), tier.have(asked)))
             if had[link.key]:
                 return tier
         return None
 
-    def _ahead(self, link: Link, first: int, n: int) -> list[Link]:
-        """`link` and its followers with the same label: where calls are dear, one asks for many."""
-        links = [link]
-        for at in range(first + BLOCK_TOKENS, len(self._tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-            if len(links) == n:
-                break
-            links.append(child_link(links[-1].key, link.reading, self._tokens[at : at + BLOCK_TOKENS], link.read_with, self._read_with.takes_rounded))
+    def _ahead(self, beside: list[Link], first: int) -> list[Link]:
+        """`beside`, and for each block behind the best of them the links with which the chain may go on: where calls are dear, one asks for many."""
+        links = [*beside]
+        for at in range(first + BLOCK_TOKENS, len(self._tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS)[: AHEAD - 1]:
+            beside = self._links(beside[0].key, beside[0].reading, at)
+            links += beside
         return links
+
+    def _links(self, parent: bytes, least: Reading, first: int) -> list[Link]:
+        """The whole block behind `parent` from token `first` on, as it may have been read, the best first."""
+        part = self._tokens[first : first + BLOCK_TOKENS]
+        return [child_link(parent, Reading(reading), part, self._read_with.of(Reading(reading)), self._read_with.takes_rounded)
+                for reading in range(least, self._accepts + 1)]
 
     # ---- near misses -----------------------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,18 @@ def test_what_one_has_read_the_other_has(server):
     assert n_restored(open_store(server.url), tokens, 600) == 400
 
 
+@pytest.mark.parametrize("readings", [[EXACT] * 1300, [EXACT] * 600 + [SAMPLED] * 700], ids=["exact", "sampled at its end"])
+@pytest.mark.parametrize("near", [0, 600], ids=["all of it is far", "its beginning is in RAM"])
+def test_a_server_is_asked_once_for_each_label_of_a_chain(server, monkeypatch, readings, near):
+    tokens, asked, have = conversation(1300), [], RedisPlace.have
+    save(open_store(server.url), tokens, readings)
+    other = open_store(server.url)
+    n_restored(other, tokens[:near], 0, SPARSE)
+    monkeypatch.setattr(RedisPlace, "have", lambda place, links: (asked.append(len(links)), have(place, links))[1])
+    assert n_restored(other, tokens, 0, SPARSE) == 1300
+    assert len(asked) == len(set(readings)), asked
+
+
 def test_two_processes_share(server, tmp_path):
     program = """
 import sys

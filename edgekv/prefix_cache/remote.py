@@ -33,6 +33,7 @@ from edgekv.prefix_cache.format import (
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.place import Child, Outage, Outcome, Place, covered_tails, log
 from edgekv.prefix_cache.place_rates import Rate, rounds
+from edgekv.prefix_cache.remote_rows import read_range
 from edgekv.prefix_cache.results import PlaceStats
 
 BACK_OFF_S = 5.0
@@ -133,34 +134,40 @@ class RedisPlace(Place):
                            lambda layers, out: self._fill(header, first[: header.start], layers, out), self._rate)
 
     def _fill(self, header: BlockHeader, first: bytes, layers: range, out: np.ndarray) -> bool:
-        """Bounded by the time of a call, and by LEAST_RATE besides. redis-py reads under the interpreter's lock: two questions at a time were
-        slower."""
+        """Bounded by the time of a call, and by LEAST_RATE besides."""
         starts = header.starts()
         start, end = int(starts[layers.start]), int(starts[layers.stop])
         name = self._name_of(header.link)
-        if not self.working:
+        stored = np.empty(end - start, np.uint8) if header.link.rounded else out
+        if not self._read(name, start, stored):
             return False
         try:
-            # two clients: the socket's timeout is that of a short answer
-            began = monotonic()
-            future = self._pool.submit(self._loading_client.getrange, name, start, end - 1)
-            stored = self._wait(future, self._timeout_s + (end - start) / LEAST_RATE)
-            if stored is None or len(stored) != end - start:  # not in time, or evicted meanwhile
-                return False
-            self._rate.stored(len(stored), monotonic() - began)
             if header.link.rounded:
-                take_layers(np.frombuffer(stored, np.uint8), header, layers, out)
+                take_layers(stored, header, layers, out)
             else:
-                out[:] = np.frombuffer(stored, np.uint8)
                 check_layers(out, header, layers)
-        except RuntimeError:  # closed meanwhile
-            return False
         except Refused as refused:
             now = self._ask(lambda: self._client.getrange(name, 0, len(first) - 1))
             if now == first:  # else it was evicted, and other rows were written in its place
                 self._refuse(header.link, refused)
             return False
         return True
+
+    def _read(self, name: str, start: int, out: np.ndarray) -> bool:
+        """Fill `out`, uint8 [bytes], with those of a value from `start` on; False: they did not come in time, or are no longer there."""
+        pool = self._loading_client.connection_pool
+        connection = self._ask(pool.get_connection)
+        if connection is None:
+            return False
+        began = monotonic()
+        until = began + self._timeout_s + len(out) / LEAST_RATE
+        try:
+            came = self._try(lambda: read_range(connection, name, start, out.data, until), self._asking)
+        finally:
+            pool.release(connection)
+        if came:
+            self._rate.stored(len(out), monotonic() - began)
+        return bool(came)
 
     def _refuse(self, link: Link, refused: Refused) -> None:
         self.stats.n_refused += 1

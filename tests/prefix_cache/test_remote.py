@@ -69,6 +69,28 @@ def test_a_server_is_asked_once_for_each_label_of_a_chain(server, monkeypatch, r
     assert len(asked) == len(set(readings)), asked
 
 
+@pytest.mark.parametrize("most", [1, 100, 1 << 20], ids=["byte by byte", "in many parts", "at once"])
+def test_rows_come_in_parts(server, monkeypatch, most):
+    monkeypatch.setattr("edgekv.prefix_cache.remote_rows.MOST_ASKED_BYTES", most)
+    save(open_store(server.url), conversation(300))
+    assert n_restored(open_store(server.url), conversation(300)) == 300
+
+
+@pytest.mark.parametrize("change", [lambda client, name: client.delete(name), lambda client, name: client.set(name, b"x")], ids=["gone", "shorter"])
+def test_rows_that_went_after_they_were_found_are_a_miss(server, change):
+    tokens = conversation(600)
+    save(open_store(server.url), tokens)
+    other = open_store(server.url)
+    hit = stores.restore(other, tokens, 0, EXACT, in_part=True)
+    for name in blocks_of(server):
+        change(server.client, name)
+    assert [piece.read(range(1)) for piece in hit.pieces] == [None] * 3 and other.places[0].working
+    other.release(hit, 0)
+    server.client.flushall()
+    save(open_store(server.url), tokens)
+    assert n_restored(other, tokens) == 600, "by the same connections"
+
+
 def test_two_processes_share(server, tmp_path):
     program = """
 import sys

@@ -1,0 +1,69 @@
+"""Reads a part of a Redis-compatible server's value into memory that is there. redis-py opens the connection; if it read as well, it would copy all bytes
+three times, each time into new memory."""
+
+from time import monotonic
+from typing import Any
+
+MOST_ASKED_BYTES = 1 << 20
+"""Of one question: what the server copies, and the sockets hold, then stays in the processor's caches (LOG.md)."""
+
+MOST_LINE_BYTES = 512
+"""Of an answer's first line. No server of this protocol begins with a longer one."""
+
+
+def read_range(connection: Any, name: str, start: int, out: memoryview, until: float) -> bool:
+    """Fill `out`, bytes, with those of a value from `start` on; False: it has fewer, or is not there. `connection`: of redis-py, with no answer under way; it
+    is closed where one may be. `until`: monotonic() at which the server is too slow. Raises what redis-py raises, and OSError."""
+    return all(_read_range(connection, name, start + first, out[first : first + MOST_ASKED_BYTES], until) for first in range(0, len(out), MOST_ASKED_BYTES))
+
+
+def _read_range(connection: Any, name: str, start: int, out: memoryview, until: float) -> bool:
+    from redis import exceptions
+
+    done = False
+    try:
+        connection.send_command("GETRANGE", name, start, start + len(out) - 1)
+        socket = connection._sock  # it has no public name; redis-py's parsers take it from here too
+        line = _first_line(socket, until)
+        if line[:1] == b"-":
+            done = True
+            raise exceptions.ResponseError(line[1:-2].decode(errors="replace"))
+        if line[:1] != b"$":
+            raise exceptions.InvalidResponse("it does not speak this protocol")
+        if line == b"$%d\r\n" % len(out):
+            _fill(socket, out, until)
+            _fill(socket, memoryview(bytearray(2)), until)  # the end of its line
+            done = True
+        return done
+    finally:
+        if not done:
+            connection.disconnect()
+
+
+def _first_line(socket: Any, until: float) -> bytes:
+    from redis import exceptions
+
+    line, one = b"", bytearray(1)
+    while not line.endswith(b"\r\n"):  # byte by byte, as the rows follow
+        if len(line) == MOST_LINE_BYTES:
+            raise exceptions.InvalidResponse("it does not speak this protocol")
+        _fill(socket, memoryview(one), until)
+        line += one
+    return line
+
+
+def _fill(socket: Any, out: memoryview, until: float) -> None:
+    from redis import exceptions
+
+    n = 0
+    while n < len(out):
+        try:
+            socket.settimeout(max(until - monotonic(), 1e-3))
+            came = socket.recv_into(out[n:])
+        except TimeoutError:
+            came = -1
+        if came < 0 or monotonic() > until:
+            raise exceptions.TimeoutError("rows do not come in time")
+        if came == 0:
+            raise exceptions.ConnectionError("it closed the connection")
+        n += came

@@ -26,7 +26,8 @@ JSON = "application/json; charset=utf-8"
 WATCHED_MS = 3000
 """A request for figures counts as watching for this long."""
 LIVE_S = 0.2
-"""The least time between two sets of figures while a client watches."""
+"""The least time between two sets of figures while a client watches, and from the beginning of work to its first ones: a token that comes before does not
+wait for them."""
 QUIET_S = 1.0
 """The least time without a watching client: the curves still need points."""
 SHARE = 1 / 125
@@ -55,6 +56,7 @@ class Publisher:
         self._speed: DecodeSpeed | None = None
         self._n_steps = self._n_steps_taken = 0  # so far, and at the latest figures
         self._taken = 0.0  # time.perf_counter()
+        self._idle, self._began = True, 0.0  # whether nothing was left to do, and when work began after that, as `_taken`
         self._cost = 0.0
 
     def begin(self) -> None:
@@ -86,7 +88,9 @@ class Publisher:
         self.errands.run()
         self._n_steps += 1
         now = time.perf_counter()
-        if now - self._taken < max(LIVE_S, self._cost / SHARE):
+        if self._idle:
+            self._idle, self._began = False, now
+        if now - self._began < LIVE_S or now - self._taken < max(LIVE_S, self._cost / SHARE):
             return
         watched = 0 <= native.asked_ms("/edgekv/state") < WATCHED_MS
         runtime = self._runtime()
@@ -106,6 +110,7 @@ class Publisher:
         """Bring the figures up to date between two batches: for a request, or (idle) when nothing is left to do. A request during a batch gets the
         latest figures instead."""
         self.errands.run()
+        self._idle = self._idle or idle
         if self._n_steps != self._n_steps_taken or idle and self.shown.busy or time.perf_counter() - self._taken > AGAIN_S:
             self._take(busy=self.shown.busy and not idle)
 

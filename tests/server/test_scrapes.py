@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from support.clients import until
@@ -62,6 +63,26 @@ def test_no_scrape_looks_at_cells_while_another_thread_decodes(synthetic, looks)
         settled(server)
     assert min(n_scrapes) > 5, "somebody asked meanwhile"
     assert len(decoders) == 1 and takers == decoders
+
+
+def test_the_first_token_waits_for_no_figures(monkeypatch):
+    """A page is watched. Work that begins after a pause has its first figures a while later, and then as often as always."""
+    now, taken = [100.0], []
+
+    def take(self, busy: bool) -> None:
+        taken.append((now[0], busy))
+        self._taken = now[0]
+
+    monkeypatch.setattr(publisher, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(publisher.native, "asked_ms", lambda path: 0)
+    monkeypatch.setattr(publisher.Publisher, "_take", take)
+    figures = publisher.Publisher(None, lambda: None, lambda: None, lambda: None)
+    for n_times in range(2):
+        for now[0] in (200.0 + 100 * n_times + 0.125 * step for step in range(5)):
+            figures.after_step()
+        figures.refresh(idle=True)
+    began = [(200.25, True), (200.5, True), (200.5, False)]
+    assert taken == [*began, *((when + 100, busy) for when, busy in began)]
 
 
 def test_figures_come_while_an_answer_runs(synthetic):

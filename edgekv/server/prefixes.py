@@ -148,6 +148,9 @@ class Prefixes:
         if runtime is None or store is None:
             return CachedTokens(missed=Miss(MissReason.NOT_ATTACHED if runtime is None else MissReason.MODEL_UNKNOWN, n_have))
         self._n_prompts += 1
+        if goes_on is None and len(prompt.tokens) <= n_have + 1:  # the last token is computed in any case
+            self._leave(prompt.seq_id)
+            return CachedTokens()
         n_asked, prompt = len(prompt.tokens), self._media.numbered(prompt)
         options = runtime.options
         wanted, accepts = self._conversation(runtime, options, prompt), accepted(options, self._where.codec)

@@ -8,6 +8,7 @@ from support.prefix_server import conversation, serve, sources
 
 from edgekv._native import token_rows
 from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.prefix_cache.store import PrefixStore
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.server import Server
 
@@ -19,14 +20,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter:
     def count(where: object, name: str) -> None:
         function = getattr(where, name)
 
-        def call(*arguments):
+        def call(*arguments, **more):
             counted[name] += 1
-            return function(*arguments)
+            return function(*arguments, **more)
 
         monkeypatch.setattr(where, name, call)
 
     for verb in ("match", "load", "start", "release", "insert"):
         count(Prefixes, verb)
+    count(PrefixStore, "match_prefix")
     for function in ("add_tokens", "write_tokens"):
         count(token_rows, function)
     return counted
@@ -45,7 +47,7 @@ def test_a_returning_prompt_takes_as_many_calls_whatever_its_length(tiny, tmp_pa
 
     def from_elsewhere(made: dict) -> bool:
         """`match` is asked until the slot is empty."""
-        return made.pop("match") >= 1 and made == {"load": 1, "insert": 2, "start": 1, "release": 1, "add_tokens": 1, "write_tokens": 1}
+        return made.pop("match") >= 1 and made == {"load": 1, "match_prefix": 1, "insert": 2, "start": 1, "release": 1, "add_tokens": 1, "write_tokens": 1}
 
     with serve(tiny, store=store) as server:
         asked(server, one)
@@ -58,3 +60,15 @@ def test_a_returning_prompt_takes_as_many_calls_whatever_its_length(tiny, tmp_pa
         found, made = asked(server, [*one, 272])
         assert made.pop("write_tokens") == -(-n // 256), "one for each block that comes"
         assert found["disk"] >= n - 1 and from_elsewhere({**made, "write_tokens": 1})
+
+
+def test_one_new_token_is_not_looked_for(tiny, calls):
+    """It is computed in any case, also where a prompt that ended with it was kept."""
+    one = conversation(1, 600)
+    with serve(tiny) as server:
+        sources(server, one)
+        for token in (270, 271, 270):
+            calls.clear()
+            assert sources(server, [*one, token])["slot"] == 600
+            Endpoint(server).seconds_until_idle(60)
+            assert dict(calls) == {"match": 1, "load": 1, "insert": 2}

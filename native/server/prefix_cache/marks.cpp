@@ -310,7 +310,7 @@ void mark_prompt(int task, const server_tokens & tokens, const json & converted,
     marks.erase(std::remove_if(marks.begin(), marks.end(), [](const edgekv_mark & mark) { return mark.n <= 0 || mark.ttl_s <= 0; }), marks.end());
     std::sort(marks.begin(), marks.end(), [](const edgekv_mark & a, const edgekv_mark & b) { return a.n < b.n; });
     if (!marks.empty() || wished.in_memory) {
-        note_marks(task, std::move(wished));
+        note_of(task).marks = std::move(wished);
     }
 }
 
@@ -318,7 +318,7 @@ void add_cache_usage(json & usage, int task) {
     const int n_read = usage.at("cache_read_input_tokens").get<int>();
     int n_before = n_read, n_short = 0, n_long = 0;
     if (edgekv_prefixes_kept()) {
-        for (const auto & mark : marks_of(task).marks) {
+        for (const auto & mark : known_of(task).marks.marks) {
             (mark.ttl_s > ANTHROPIC.at("5m") ? n_long : n_short) += std::max(0, mark.n - n_before);
             n_before = std::max(n_before, mark.n);
         }

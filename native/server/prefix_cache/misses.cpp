@@ -109,19 +109,14 @@ void edgekv_server_prefix_counts(edgekv_prefix_counts * counts) {
 }
 
 json edgekv_usage_json(int task) {
-    const auto cached = edgekv_server::cached_of(task);
+    const auto known    = edgekv_server::known_of(task);
+    const auto & cached = known.cached;
     json usage;
-    usage["prefix_cache"]  = edgekv_server::prefix_cache_json(edgekv_server::found_of(task));
+    usage["prefix_cache"]  = edgekv_server::prefix_cache_json(known.found);
     usage["cached_tokens"] = {
         {"slot", cached.slot}, {"shared", cached.shared}, {"ram", cached.ram}, {"disk", cached.disk}, {"remote", cached.remote} };
-    if (const json left = edgekv_server::left_json(task); !left.is_null()) {
-        usage["left"] = left;
-    }
-    if (const json back = edgekv_server::back_json(task); !back.is_null()) {
-        usage["back"] = back;
-    }
-
-    if (const auto marks = edgekv_server::marks_of(task).marks; edgekv_prefixes_kept() && !marks.empty()) {
+    edgekv_server::add_rolled(usage, known.rolled);
+    if (const auto & marks = known.marks.marks; edgekv_prefixes_kept() && !marks.empty()) {
         usage["kept"] = { {"tokens", marks.back().n}, {"ttl_s", marks.back().ttl_s} };
     }
 

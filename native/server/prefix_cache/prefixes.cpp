@@ -240,7 +240,7 @@ int edgekv_prefix_begin(
     edgekv_prefix_settle();
     auto & sequence = edgekv_sequence_of(slot.seq_id);
     sequence.task    = slot.task;
-    sequence.marks   = edgekv_server::marks_of(slot.task);
+    sequence.marks   = edgekv_server::known_of(slot.task).marks;
     sequence.goes_on = -1;
     sequence.waits   = false;
     sequence.due.clear();
@@ -289,7 +289,7 @@ int edgekv_prefix_begin(
 }
 
 void edgekv_prefix_begun(const edgekv_prefix_slot & slot, int n_prompt, int n_past, bool may_cache) {
-    auto cached = edgekv_server::cached_of(slot.task);
+    auto cached = edgekv_server::known_of(slot.task).cached;
     if (!edgekv_prefixes_kept() || !may_cache) {
         cached.missed = EDGEKV_MISS_DISABLED;
     } else if (const int n = cached.slot + cached.shared + edgekv_kept(cached); n_past < n && n_past < n_prompt - 1) {

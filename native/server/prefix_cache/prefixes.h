@@ -269,8 +269,9 @@ int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
 template <typename Slot>
 void edgekv_prefix_copied(const Slot & from, const Slot & to) {
     edgekv_prefix_copied(from.id, to.id);
-    edgekv_server::set_cached(to.task->id, edgekv_server::cached_of(from.task->id));
-    edgekv_server::set_found(to.task->id, edgekv_server::found_of(from.task->id));
+    const auto known = edgekv_server::known_of(from.task->id);
+    edgekv_server::set_cached(to.task->id, known.cached);
+    edgekv_server::set_found(to.task->id, known.found);
 }
 
 // {"cached_tokens": {"slot": 0, ...}, "left": ...} for the usage in a task's reply

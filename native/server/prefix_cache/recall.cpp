@@ -83,7 +83,7 @@ std::vector<token_range> chosen(const edgekv_prefix_slot & slot, const server_ta
 
 // Puts in the rows of exchanges, up to the first whose rows are not kept. Returns the number of tokens.
 int put_rows(const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & of, const std::vector<token_range> & ranges) {
-    auto cached = cached_of(task.id);
+    auto cached = known_of(task.id).cached;
     std::vector<edgekv_run> runs;
     const auto gone  = told_gone(of, runs);
     const int  first = static_cast<int>(slot.held->size());

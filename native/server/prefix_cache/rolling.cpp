@@ -20,13 +20,14 @@ constexpr int STEPS     = 4;   // steps of a context; one leaves at a time
 constexpr int ROOM      = 8;   // an answer without a limit gets 1/ROOM of the context
 constexpr int MOVED_RUN = 16;  // fewest tokens worth moving; fewer are read again
 
-// Calls act(conversation) with that of a task, in any thread; otherwise returns `none`: nothing of it rolls, or its request has ended.
-template <typename Result, typename Act>
-Result with_conversation(int task, Result none, Act act) {
+// Calls act(conversation) with that of a task, in any thread, unless nothing of it rolls, or its request has ended.
+template <typename Act>
+void with_conversation(int task, Act act) {
     auto & cache = the_cache();
     std::lock_guard<std::mutex> lock(cache.mutex);
-    auto * found = task_of(cache, task);
-    return found && !found->rolled.exchanges.empty() ? act(found->rolled) : none;
+    if (auto * found = task_of(cache, task); found && !found->rolled.exchanges.empty()) {
+        act(found->rolled);
+    }
 }
 
 std::vector<exchange> exchanges_of(const common_chat_msg_spans & spans) {
@@ -188,20 +189,20 @@ void roll_prompt(server_task & task, int n_ctx, const json & body) {
         take_out(c, ranges);
         SRV_INF("%d oldest tokens of a conversation of %d leave the context of %d\n", c.n_left, n_tokens, n_ctx);
     }
-    note_rolled(task.id, std::move(c));
+    note_of(task.id).rolled = std::move(c);
 }
 
 std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx) {
     if (!the_cache().moves) {
         return {};
     }
-    auto ranges = with_conversation(task, std::vector<token_range>(), [&](rolled_conversation & c) {
-        auto leave = take_back(c);
-        if (leave.empty()) {
-            leave = leaving(c, n_tokens, n_ctx/ROOM, n_ctx);
-            take_out(c, leave);
+    std::vector<token_range> ranges;
+    with_conversation(task, [&](rolled_conversation & c) {
+        ranges = take_back(c);
+        if (ranges.empty()) {
+            ranges = leaving(c, n_tokens, n_ctx/ROOM, n_ctx);
+            take_out(c, ranges);
         }
-        return leave;
     });
     if (!ranges.empty()) {
         SRV_INF("%d oldest tokens of a conversation leave the context of %d while it is answered\n", total(ranges), n_ctx);
@@ -211,44 +212,35 @@ std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx) {
     return ranges;
 }
 
-json left_json(int task) {
-    return with_conversation(task, json(), [](const rolled_conversation & c) { return c.n_left == 0 ? json() : ranges_json(c.left); });
-}
-
-json back_json(int task) {
-    return with_conversation(task, json(), [](const rolled_conversation & c) {
-        json told;
-        if (!c.back.empty()) {
-            told = ranges_json(c.back);
-            told["before"] = c.exchanges.back().first + c.n_left - total(c.back);
-        }
-        return told;
-    });
+void add_rolled(json & usage, const rolled_conversation & c) {
+    if (c.n_left > 0) {
+        usage["left"] = ranges_json(c.left);
+    }
+    if (!c.back.empty()) {
+        usage["back"] = ranges_json(c.back);
+        usage["back"]["before"] = c.exchanges.back().first + c.n_left - total(c.back);
+    }
 }
 
 gone_exchanges gone_of(int task) {
-    return with_conversation(task, gone_exchanges(), [](const rolled_conversation & c) -> gone_exchanges {
-        if (!c.whole || c.gone.empty()) {
-            return {};
-        }
-        const int turn = c.exchanges.back().first;
-        return { c.whole, c.gone, turn + c.n_left - total(c.back), turn, c.n_messages };
-    });
+    const auto c = known_of(task).rolled;
+    if (!c.whole || c.gone.empty()) {
+        return {};
+    }
+    const int turn = c.exchanges.back().first;
+    return { c.whole, c.gone, turn + c.n_left - total(c.back), turn, c.n_messages };
 }
 
 void came_back(int task, const std::vector<token_range> & ranges) {
-    with_conversation(task, false, [&](rolled_conversation & c) {
-        if (!ranges.empty()) {
-            c.back = ranges;
-            auto newest = c.exchanges.back();
-            c.exchanges.pop_back();
-            for (const auto & range : ranges) {
-                c.exchanges.push_back({ newest.first, false, true });
-                newest.first += range.n;
-            }
-            c.exchanges.push_back(newest);
+    with_conversation(task, [&](rolled_conversation & c) {
+        c.back = ranges;
+        auto newest = c.exchanges.back();
+        c.exchanges.pop_back();
+        for (const auto & range : ranges) {
+            c.exchanges.push_back({ newest.first, false, true });
+            newest.first += range.n;
         }
-        return true;
+        c.exchanges.push_back(newest);
     });
 }
 

@@ -59,11 +59,9 @@ void came_back(int task, const std::vector<token_range> & ranges);
 // the most tokens that come back into a prompt of n_tokens
 int most_back(const server_task & task, int n_tokens, int n_ctx);
 
-// the same as left_json(), of tokens that came back, and "before", where the message begins before which they stand
-json back_json(int task);
-
-// {"n": tokens that left a task's context, "ranges": [[first, n], ...]}, by positions in the whole prompt; null: none left
-json left_json(int task);
+// Adds "left", {"n": tokens that left the context, "ranges": [[first, n], ...]} by positions in the whole prompt, if any did; and "back", the same of
+// those that came back, with "before", where the message begins before which they stand.
+void add_rolled(json & usage, const rolled_conversation & c);
 
 }  // namespace edgekv_server
 

@@ -56,7 +56,7 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens 
             wanted.push_back(at);
         }
     }
-    for (const auto & mark : marks_of(slot.task).marks) {
+    for (const auto & mark : known_of(slot.task).marks.marks) {
         wanted.push_back(std::min(mark.n, n_prompt - BEFORE_END));
     }
     std::sort(wanted.begin(), wanted.end());

@@ -18,8 +18,8 @@ struct prompt_marks {
 };
 
 struct known_task {
-    int64_t posted_us = -1;
-    edgekv_cached_tokens cached = {};
+    int64_t posted_us = -1;  // below 0: it was not posted
+    edgekv_cached_tokens cached = {};  // tokens of its prompt that need not be computed
     found_prefix found;
     prompt_marks marks;
     rolled_conversation rolled;
@@ -31,23 +31,14 @@ void tasks_posted(const std::unordered_set<int> & ids);
 // A request ends: its place is free, and its tasks are forgotten. `reader` reads its answers.
 void request_ends(const void * reader, const std::unordered_set<int> & ids);
 
-// when a task was posted; below 0: its request has ended
-int64_t posted_us(int id);
+// what is known of a task; nothing: its request has ended
+known_task known_of(int id);
 
-// the tokens of a task's prompt that need not be computed; zeros: its request has ended
+// A task whose request has ended stays unknown.
 void set_cached(int id, const edgekv_cached_tokens & cached);
-edgekv_cached_tokens cached_of(int id);
-
-// what was found of a task's prompt
 void set_found(int id, const found_prefix & found);
-found_prefix found_of(int id);
 
-// The marks, and the conversation, of a task that this thread is about to post; they are the task's once it is posted. Those of a task that is never
-// posted are forgotten.
-void note_marks(int id, prompt_marks marks);
-void note_rolled(int id, rolled_conversation rolled);
-
-// none: it has none, or its request has ended
-prompt_marks marks_of(int id);
+// What this thread knows of a task that it is about to post. Of a task that is never posted it is forgotten.
+known_task & note_of(int id);
 
 }  // namespace edgekv_server

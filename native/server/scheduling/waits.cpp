@@ -35,7 +35,7 @@ void add(edgekv_wait which, int64_t since_us, int64_t now_us) {
 }
 
 void add_since_posted(edgekv_wait which, int task, int64_t now_us) {
-    const int64_t since_us = posted_us(task);
+    const int64_t since_us = known_of(task).posted_us;
     if (since_us >= 0) {
         add(which, since_us, now_us);
     }

@@ -170,10 +170,16 @@ told_media::told_media(const server_tokens & tokens, int n, mtmd_context * mctx)
         const char * id = mtmd_input_chunk_get_id(chunk);
         media.push_back({ first, size_of(chunk), id ? id : "" });
     });
+    told.tokens    = numbers.data();
+    told.n_tokens  = n;
+    told.media     = media.data();
+    told.n_media   = static_cast<int>(media.size());
+    told.projector = the_cache().projector.c_str();
     if (media.empty() || !mctx || !mtmd_decode_use_mrope(mctx)) {
         return;
     }
     at.resize(3*n);
+    told.at = at.data();
     const auto set = [&](int i, const mtmd_decoder_pos & pos) {
         at[i]       = static_cast<int32_t>(pos.t);
         at[i + n]   = static_cast<int32_t>(pos.y);
@@ -193,15 +199,6 @@ told_media::told_media(const server_tokens & tokens, int n, mtmd_context * mctx)
         next += static_cast<uint32_t>(mtmd_input_chunk_get_n_pos(chunk));
         i += size_of(chunk) - 1;
     }
-}
-
-void told_media::put_into(edgekv_prefix_tokens & told) const {
-    told.tokens    = numbers.data();
-    told.n_tokens  = static_cast<int>(numbers.size());
-    told.media     = media.data();
-    told.n_media   = static_cast<int>(media.size());
-    told.projector = the_cache().projector.c_str();
-    told.at        = at.empty() ? nullptr : at.data();
 }
 
 bool compute_tokens(llama_context * lctx, mtmd_context * mctx, int seq_id, const server_tokens & held, const server_tokens & prompt, int first, int end) {

@@ -53,7 +53,7 @@ public:
     told_media(const told_media &) = delete;
     told_media & operator=(const told_media &) = delete;
 
-    void put_into(edgekv_prefix_tokens & told) const;
+    edgekv_prefix_tokens told = {};
 
 private:
     std::vector<int32_t> numbers;

@@ -123,7 +123,7 @@ static bool edgekv_alike(const edgekv_prefix_slot & a, const edgekv_prefix_slot 
     return a.adapters == b.adapters && !a.partly && !b.partly;
 }
 
-edgekv_told_tokens::edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) : media(tokens, n, slot.mctx) {
+edgekv_told_tokens::edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) : told_media(tokens, n, slot.mctx) {
     told.lctx       = slot.lctx;
     told.seq_id     = slot.seq_id;
     told.adapters   = slot.adapters.data();
@@ -134,7 +134,6 @@ edgekv_told_tokens::edgekv_told_tokens(const edgekv_prefix_slot & slot, const se
         told.n_marks   = static_cast<int>(sequence.marks.marks.size());
         told.in_memory = sequence.marks.in_memory;
     }
-    media.put_into(told);
 }
 
 int edgekv_prefix_computed(const edgekv_prefix_slot & slot) {

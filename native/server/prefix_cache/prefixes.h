@@ -147,11 +147,8 @@ void edgekv_prefix_medium_begins(const Slot & slot) {
 }
 
 // The first n of some tokens, as a slot's, in the form that keepers get. Slot and tokens must outlive it.
-struct edgekv_told_tokens {
+struct edgekv_told_tokens : edgekv_server::told_media {
     edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n);
-
-    edgekv_server::told_media media;
-    edgekv_prefix_tokens told = {};
 };
 
 // the number of a slot's computed tokens

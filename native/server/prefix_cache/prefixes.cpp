@@ -149,10 +149,6 @@ bool edgekv_prefixes_kept() {
     return edgekv_keeper().match != nullptr;
 }
 
-bool edgekv_prefix_goes_on(int seq_id, int n_past) {
-    return edgekv_sequence_of(seq_id).goes_on == n_past;
-}
-
 bool edgekv_prefix_shares(const edgekv_prefix_slot & slot) {
     return edgekv_prefixes_kept() || edgekv_unified(slot);
 }

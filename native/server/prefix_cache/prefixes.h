@@ -164,10 +164,9 @@ void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n);
 bool edgekv_prefixes_kept();
 
 // Whether a sequence can continue after n_past tokens although upstream misses earlier ones: edgekv_prefix_begin() found so, or put in a snapshot.
-bool edgekv_prefix_goes_on(int seq_id, int n_past);
 template <typename Slot>
 bool edgekv_prefix_goes_on(const Slot & slot, int n_past) {
-    return !slot.ctx_dft && slot.alora_invocation_start < 0 && edgekv_prefix_goes_on(slot.id, n_past);
+    return !slot.ctx_dft && slot.alora_invocation_start < 0 && edgekv_sequence_of(slot.id).goes_on == n_past;
 }
 
 // a slot's task ends: tells it, and keeps the slot's tokens

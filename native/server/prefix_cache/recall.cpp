@@ -154,18 +154,6 @@ void recall_begins(const edgekv_prefix_slot & slot, server_task & task) {
     sequence.turn     = of.turn;
 }
 
-bool recall_due(int seq_id, int task, int n) {
-    const auto & sequence = edgekv_sequence_of(seq_id);
-
-    return task >= 0 && sequence.recalls == task && sequence.turn == n;
-}
-
-int recall_bound(int seq_id, int task, int n) {
-    const auto & sequence = edgekv_sequence_of(seq_id);
-
-    return task >= 0 && sequence.recalls == task ? std::min(n, sequence.turn) : n;
-}
-
 void recall(const edgekv_prefix_slot & slot, server_task & task, int n_ctx) {
     edgekv_sequence_of(slot.seq_id).recalls = -1;
     const auto of = gone_of(task.id);

@@ -20,12 +20,6 @@ void recall_leave(const edgekv_prefix_slot & slot);
 // A task begins in a slot that still holds the conversation before.
 void recall_begins(const edgekv_prefix_slot & slot, server_task & task);
 
-// whether exchanges come back behind the first n tokens of a task's prompt
-bool recall_due(int seq_id, int task, int n);
-
-// the tokens of a slot, at most n, that its task's prompt may begin with: not the newest message if exchanges come back before it
-int recall_bound(int seq_id, int task, int n);
-
 void recall(const edgekv_prefix_slot & slot, server_task & task, int n_ctx);
 
 }  // namespace edgekv_server
@@ -51,15 +45,18 @@ void edgekv_recall_begins(Slot & slot) {
     }
 }
 
+// the tokens of a slot, at most n_past, that its task's prompt may begin with: not the newest message if exchanges come back before it
 template <typename Slot>
 int edgekv_recall_bound(const Slot & slot, int n_past) {
-    return edgekv_server::recall_bound(slot.id, slot.task->id, n_past);
+    const auto & sequence = edgekv_sequence_of(slot.id);
+    return sequence.recalls == slot.task->id ? std::min(n_past, sequence.turn) : n_past;
 }
 
 // A batch of prompt tokens ends where exchanges come back, as at a snapshot.
 template <typename Slot>
 bool edgekv_recall_due(const Slot & slot) {
-    return edgekv_server::recall_due(slot.id, slot.task->id, slot.prompt.n_tokens());
+    const auto & sequence = edgekv_sequence_of(slot.id);
+    return sequence.recalls == slot.task->id && sequence.turn == slot.prompt.n_tokens();
 }
 
 template <typename Slot>

@@ -13,13 +13,6 @@ namespace {
 constexpr int BEFORE_END = 4;  // the next turn may render a prompt's last tokens, which open the answer, differently
 constexpr int LEAST      = 8;  // fewer tokens are read again just as fast
 
-// null: the sequence has no plan for this task
-const std::vector<int> * plan_of(int seq_id, int task) {
-    const auto & sequence = edgekv_sequence_of(seq_id);
-
-    return task < 0 || sequence.task != task ? nullptr : &sequence.due;
-}
-
 }  // namespace
 
 void snapshots_in(const llama_context * lctx, bool has_draft, int32_t & n_checkpoints) {
@@ -71,19 +64,13 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens 
 }
 
 int planned_before(const edgekv_prefix_slot & slot, int n) {
-    const auto * due = plan_of(slot.seq_id, slot.task);
-    if (!due) {
+    const auto & sequence = edgekv_sequence_of(slot.seq_id);
+    if (sequence.task != slot.task) {
         return 0;
     }
-    const auto behind = std::upper_bound(due->begin(), due->end(), n);
+    const auto behind = std::upper_bound(sequence.due.begin(), sequence.due.end(), n);
 
-    return behind == due->begin() ? 0 : behind[-1];
-}
-
-bool snapshot_due(int seq_id, int task, int n) {
-    const auto * due = plan_of(seq_id, task);
-
-    return due && std::binary_search(due->begin(), due->end(), n);
+    return behind == sequence.due.begin() ? 0 : behind[-1];
 }
 
 void take_snapshot(const edgekv_prefix_slot & slot) {

@@ -20,8 +20,6 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens 
 // the last planned position of another slot's prompt within its first n tokens; 0: there is none
 int planned_before(const edgekv_prefix_slot & slot, int n);
 
-// whether a snapshot is planned after the first n tokens of a task's prompt
-bool snapshot_due(int seq_id, int task, int n);
 void take_snapshot(const edgekv_prefix_slot & slot);
 
 }  // namespace edgekv_server
@@ -29,7 +27,8 @@ void take_snapshot(const edgekv_prefix_slot & slot);
 // A batch of prompt tokens ends where a snapshot is due; the snapshot is taken before the next batch.
 template <typename Slot>
 bool edgekv_snapshot_due(const Slot & slot) {
-    return edgekv_server::snapshot_due(slot.id, slot.task->id, slot.prompt.n_tokens());
+    const auto & sequence = edgekv_sequence_of(slot.id);
+    return sequence.task == slot.task->id && std::binary_search(sequence.due.begin(), sequence.due.end(), slot.prompt.n_tokens());
 }
 
 template <typename Slot>

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -33,10 +32,8 @@ struct edgekv_prefix_slot {
 
 // exchanges that came back for a message
 struct edgekv_recalled {
-    std::shared_ptr<const llama_tokens> whole;  // null: none came
-    std::vector<edgekv_server::token_range> ranges;  // positions in the whole prompt
-    int whole_turn = 0;
-    int n_messages = 0;
+    edgekv_server::gone_exchanges of;  // of the message's prompt; whole null: none came
+    std::vector<edgekv_run> ranges;  // positions in the whole prompt
     std::string space;
     std::vector<edgekv_adapter> adapters;
 };

@@ -5,9 +5,6 @@
 #include "server/prefix_cache/media.h"
 
 #include <algorithm>
-#include <iterator>
-#include <memory>
-#include <numeric>
 
 namespace edgekv_server {
 
@@ -16,25 +13,24 @@ namespace {
 constexpr int PROBE = 256;  // tokens of the newest message, from its end, that tell which exchanges it is near
 constexpr int FRAME = 8;    // tokens at a prompt's end that open an answer, and which a template may write differently once there is one
 
-edgekv_exchanges told_gone(const gone_exchanges & of, std::vector<edgekv_run> & runs) {
-    std::transform(of.gone.begin(), of.gone.end(), std::back_inserter(runs), [](const token_range & range) { return edgekv_run{ range.first, range.n }; });
-
-    return { of.whole->data(), static_cast<int>(of.whole->size()), runs.data(), static_cast<int>(runs.size()) };
+edgekv_exchanges told_gone(const gone_exchanges & of) {
+    return { of.whole->data(), static_cast<int>(of.whole->size()), of.gone.data(), static_cast<int>(of.gone.size()) };
 }
 
 // whether a prompt goes on with the message for which exchanges came back
 bool is_same_turn(const edgekv_recalled & before, const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & now) {
-    const bool has_more = now.n_messages > before.n_messages;
-    const auto n_known  = before.whole->size() - (has_more ? std::min<size_t>(FRAME, before.whole->size()) : 0);
-    const bool alike    = before.space == task.tokens.edgekv_space && before.adapters == slot.adapters && before.whole_turn == now.whole_turn;
+    const auto & whole  = *before.of.whole;
+    const bool has_more = now.n_messages > before.of.n_messages;
+    const auto n_known  = whole.size() - (has_more ? std::min<size_t>(FRAME, whole.size()) : 0);
+    const bool alike    = before.space == task.tokens.edgekv_space && before.adapters == slot.adapters && before.of.whole_turn == now.whole_turn;
     if (!alike || now.whole->size() < n_known || (!has_more && now.whole->size() != n_known)) {
         return false;
     }
-    return std::equal(before.whole->begin(), before.whole->begin() + n_known, now.whole->begin());
+    return std::equal(whole.begin(), whole.begin() + n_known, now.whole->begin());
 }
 
 // Puts the tokens of exchanges into a task's prompt, before its newest message.
-void insert(server_task & task, const gone_exchanges & of, const std::vector<token_range> & ranges) {
+void insert(server_task & task, const gone_exchanges & of, const std::vector<edgekv_run> & ranges) {
     llama_tokens tokens = task.tokens.get_tokens();
     auto at = tokens.begin() + of.turn;
     for (const auto & range : ranges) {
@@ -50,7 +46,7 @@ void insert(server_task & task, const gone_exchanges & of, const std::vector<tok
 }
 
 // The exchanges that the newest message is near. It is read for that, and forgotten again.
-std::vector<token_range> chosen(const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & of, int n_ctx) {
+std::vector<edgekv_run> chosen(const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & of, int n_ctx) {
     server_tokens & held = *slot.held;
     const int n    = static_cast<int>(task.tokens.size());
     const int most = most_back(task, n, n_ctx);
@@ -61,35 +57,29 @@ std::vector<token_range> chosen(const edgekv_prefix_slot & slot, const server_ta
     int n_which = 0;
     const int end = static_cast<int>(held.size());
     if (most > 0 && compute_tokens(slot.lctx, slot.mctx, slot.seq_id, held, held, of.turn, end)) {
-        std::vector<edgekv_run> runs;
-        const auto gone = told_gone(of, runs);
+        const auto gone = told_gone(of);
         const edgekv_told_tokens all(slot, held, end);
         n_which = the_cache().recalls.choose(the_cache().recalls.user, &all.told, of.turn, &gone, most, which.data());
     }
     llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, held.pos_next(of.turn), -1);
     held.keep_first(of.turn);
-    std::vector<token_range> ranges;
-    int n_back = 0;
+    std::vector<edgekv_run> ranges;
     for (int i = 0; i < n_which; ++i) {
-        const auto & range = of.gone.at(which[i]);
-        n_back += range.n;
-        if (n_back <= most) {
-            ranges.push_back(range);
-        }
+        ranges.push_back(of.gone.at(which[i]));
     }
 
     return ranges;
 }
 
 // Puts in the rows of exchanges, up to the first whose rows are not kept. Returns the number of tokens.
-int put_rows(const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & of, const std::vector<token_range> & ranges) {
+int put_rows(const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & of, const std::vector<edgekv_run> & ranges) {
     auto cached = known_of(task.id).cached;
-    std::vector<edgekv_run> runs;
-    const auto gone  = told_gone(of, runs);
+    const auto gone  = told_gone(of);
     const int  first = static_cast<int>(slot.held->size());
     for (const auto & range : ranges) {
         const int n = static_cast<int>(slot.held->size());
-        const int which = static_cast<int>(std::find_if(runs.begin(), runs.end(), [&](const edgekv_run & run) { return run.first == range.first; }) - runs.begin());
+        const int which = static_cast<int>(std::find_if(of.gone.begin(), of.gone.end(), [&](const auto & one) { return one.first == range.first; }) -
+                                           of.gone.begin());
         const edgekv_told_tokens all(slot, *slot.held, n);
         const int position = the_cache().recalls.put(the_cache().recalls.user, &all.told, &gone, which, &cached);
         if (position < 0) {
@@ -130,8 +120,7 @@ void recall_leave(const edgekv_prefix_slot & slot) {
     if (std::all_of(at.begin(), at.end(), [](int one) { return one < 0; })) {
         return;
     }
-    std::vector<edgekv_run> runs;
-    const auto gone = told_gone(of, runs);
+    const auto gone = told_gone(of);
     const edgekv_told_tokens all(slot, *slot.held, static_cast<int>(end - held.begin()));
     the_cache().recalls.leave(the_cache().recalls.user, &all.told, &gone, at.data());
 }
@@ -145,7 +134,7 @@ void recall_begins(const edgekv_prefix_slot & slot, server_task & task) {
         return;
     }
     recall_leave(slot);
-    if (const auto & before = sequence.recalled; before.whole && is_same_turn(before, slot, task, of)) {
+    if (const auto & before = sequence.recalled; before.of.whole && is_same_turn(before, slot, task, of)) {
         insert(task, of, before.ranges);
         return;
     }
@@ -165,11 +154,9 @@ void recall(const edgekv_prefix_slot & slot, server_task & task, int n_ctx) {
     const auto ranges = chosen(slot, task, of, n_ctx);
     insert(task, of, ranges);
     const int n_put = put_rows(slot, task, of, ranges);
-    edgekv_sequence_of(slot.seq_id).recalled = { of.whole, ranges, of.whole_turn, of.n_messages, task.tokens.edgekv_space, slot.adapters };
-    const int n_back = static_cast<int>(task.tokens.size()) - static_cast<int>(of.whole->size()) +
-        std::accumulate(of.gone.begin(), of.gone.end(), 0, [](int n, const token_range & range) { return n + range.n; });
+    edgekv_sequence_of(slot.seq_id).recalled = { of, ranges, task.tokens.edgekv_space, slot.adapters };
     SRV_INF("%d of %d exchanges come back before a message: %d tokens, the rows of %d in place, after %.1f ms\n", static_cast<int>(ranges.size()),
-            static_cast<int>(of.gone.size()), n_back, n_put, static_cast<double>(ggml_time_us() - begun)/1000.0);
+            static_cast<int>(of.gone.size()), total(ranges), n_put, static_cast<double>(ggml_time_us() - begun)/1000.0);
 }
 
 }  // namespace edgekv_server

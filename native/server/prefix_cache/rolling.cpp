@@ -1,7 +1,5 @@
 #include "server/prefix_cache/rolling.h"
 
-#include "edgekv_server.h"
-
 #include "server/prefix_cache/cache.h"
 #include "server/prefix_cache/recall.h"
 #include "server/prefix_cache/spans.h"
@@ -71,11 +69,11 @@ void pin(std::vector<exchange> & exchanges, const json & body) {
 int step_of(int n_ctx) { return std::max(1, n_ctx/STEPS); }
 
 // The ranges that leave a slot with n_tokens of a conversation to make room.
-std::vector<token_range> leaving(const rolled_conversation & c, int n_tokens, int room, int n_ctx) {
+std::vector<edgekv_run> leaving(const rolled_conversation & c, int n_tokens, int room, int n_ctx) {
     const int excess = n_tokens + c.n_left + room - n_ctx;
     const int step   = step_of(n_ctx);
     int n_wanted = (excess + step - 1)/step*step - c.n_left;
-    std::vector<token_range> ranges;
+    std::vector<edgekv_run> ranges;
     for (size_t i = 0; i + 1 < c.exchanges.size() && n_wanted > 0; ++i) {
         if (!c.exchanges[i].stays) {
             ranges.push_back({ c.exchanges[i].first, c.exchanges[i + 1].first - c.exchanges[i].first });
@@ -87,7 +85,7 @@ std::vector<token_range> leaving(const rolled_conversation & c, int n_tokens, in
 }
 
 // Takes ranges, in order, out of a conversation.
-void take_out(rolled_conversation & c, const std::vector<token_range> & ranges) {
+void take_out(rolled_conversation & c, const std::vector<edgekv_run> & ranges) {
     for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
         c.exchanges.erase(std::find_if(c.exchanges.begin(), c.exchanges.end(), [&](const exchange & e) { return e.first == range->first; }));
         for (auto & e : c.exchanges) {
@@ -95,7 +93,7 @@ void take_out(rolled_conversation & c, const std::vector<token_range> & ranges) 
         }
     }
     // translates to positions in the whole prompt, and merges neighbouring ranges
-    std::vector<token_range> left = c.left;
+    std::vector<edgekv_run> left = c.left;
     for (auto range : ranges) {
         for (const auto & before : c.left) {
             range.first += before.first <= range.first ? before.n : 0;
@@ -116,13 +114,9 @@ void take_out(rolled_conversation & c, const std::vector<token_range> & ranges) 
     }
 }
 
-int total(const std::vector<token_range> & ranges) {
-    return std::accumulate(ranges.begin(), ranges.end(), 0, [](int n, const token_range & range) { return n + range.n; });
-}
-
 // Takes what came back out of a conversation again; it left before.
-std::vector<token_range> take_back(rolled_conversation & c) {
-    std::vector<token_range> ranges;
+std::vector<edgekv_run> take_back(rolled_conversation & c) {
+    std::vector<edgekv_run> ranges;
     for (size_t i = 0; i + 1 < c.exchanges.size(); ++i) {
         if (c.exchanges[i].back) {
             ranges.push_back({ c.exchanges[i].first, c.exchanges[i + 1].first - c.exchanges[i].first });
@@ -138,7 +132,7 @@ int room_of(const server_task & task, int n_ctx) {
     return task.params.n_predict > 0 ? std::min(task.params.n_predict, step_of(n_ctx)) : n_ctx/ROOM;
 }
 
-json ranges_json(const std::vector<token_range> & ranges) {
+json ranges_json(const std::vector<edgekv_run> & ranges) {
     json listed = json::array();
     for (const auto & range : ranges) {
         listed.push_back(json::array({ range.first, range.n }));
@@ -148,6 +142,10 @@ json ranges_json(const std::vector<token_range> & ranges) {
 }
 
 }  // namespace
+
+int total(const std::vector<edgekv_run> & ranges) {
+    return std::accumulate(ranges.begin(), ranges.end(), 0, [](int n, const edgekv_run & range) { return n + range.n; });
+}
 
 void roll_in(llama_context * lctx) {
     the_cache().moves = llama_memory_can_shift(llama_get_memory(lctx)) && llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_ROWS;
@@ -192,11 +190,11 @@ void roll_prompt(server_task & task, int n_ctx, const json & body) {
     note_of(task.id).rolled = std::move(c);
 }
 
-std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx) {
+std::vector<edgekv_run> roll_ranges(int task, int n_tokens, int n_ctx) {
     if (!the_cache().moves) {
         return {};
     }
-    std::vector<token_range> ranges;
+    std::vector<edgekv_run> ranges;
     with_conversation(task, [&](rolled_conversation & c) {
         ranges = take_back(c);
         if (ranges.empty()) {
@@ -231,7 +229,7 @@ gone_exchanges gone_of(int task) {
     return { c.whole, c.gone, turn + c.n_left - total(c.back), turn, c.n_messages };
 }
 
-void came_back(int task, const std::vector<token_range> & ranges) {
+void came_back(int task, const std::vector<edgekv_run> & ranges) {
     with_conversation(task, [&](rolled_conversation & c) {
         c.back = ranges;
         auto newest = c.exchanges.back();

@@ -4,17 +4,13 @@
 // keeper of exchanges (recall.h) another quarter is left for exchanges that come back before the newest; they leave first.
 #pragma once
 
+#include "edgekv_server.h"
 #include "server-task.h"
 
 #include <memory>
 #include <vector>
 
 namespace edgekv_server {
-
-struct token_range {
-    int first;
-    int n;
-};
 
 struct exchange {
     int  first;  // position of the user's message
@@ -25,12 +21,12 @@ struct exchange {
 // the conversation of a task, as its slot has it
 struct rolled_conversation {
     std::vector<exchange> exchanges;  // none: nothing rolls
-    std::vector<token_range> left;  // positions in the whole prompt, in order
+    std::vector<edgekv_run> left;  // positions in the whole prompt, in order
     int n_left = 0;
     int n_messages = 0;  // of the request
     std::shared_ptr<const llama_tokens> whole;  // the whole prompt, if exchanges of it may come back
-    std::vector<token_range> gone;  // exchanges that left, by positions in the whole prompt, in order
-    std::vector<token_range> back;  // those of them that came back
+    std::vector<edgekv_run> gone;  // exchanges that left, by positions in the whole prompt, in order
+    std::vector<edgekv_run> back;  // those of them that came back
 };
 
 // A context was loaded. If its tokens can move to other positions, the rest of a conversation is not read again.
@@ -40,13 +36,15 @@ void roll_in(llama_context * lctx);
 // Throws std::invalid_argument if it is not such a list.
 void roll_prompt(server_task & task, int n_ctx, const json & body);
 
+int total(const std::vector<edgekv_run> & ranges);
+
 // The context of a task's slot holds n_tokens and is full. Returns the ranges that leave it, the last one first; empty: the answer ends here.
-std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx);
+std::vector<edgekv_run> roll_ranges(int task, int n_tokens, int n_ctx);
 
 // what a task's conversation has outside of its context
 struct gone_exchanges {
     std::shared_ptr<const llama_tokens> whole;  // null: none left
-    std::vector<token_range> gone;  // each exchange, by positions in the whole prompt, in order
+    std::vector<edgekv_run> gone;  // each exchange, by positions in the whole prompt, in order
     int whole_turn = 0;  // where the newest exchange begins in the whole prompt
     int turn = 0;        // where it begins in the task's prompt
     int n_messages = 0;  // of the request
@@ -54,7 +52,7 @@ struct gone_exchanges {
 gone_exchanges gone_of(int task);
 
 // Exchanges of a task, by positions in the whole prompt, have come back before its newest exchange.
-void came_back(int task, const std::vector<token_range> & ranges);
+void came_back(int task, const std::vector<edgekv_run> & ranges);
 
 // the most tokens that come back into a prompt of n_tokens
 int most_back(const server_task & task, int n_tokens, int n_ctx);

@@ -33,11 +33,9 @@ server_http_res_ptr answer(const char * method, const server_http_req & req) {
 
 }  // namespace
 
-server_http_res_ptr list_caches(const server_http_req & req) { return answer("GET", req); }
-
-server_http_res_ptr change_caches(const server_http_req & req) { return answer("POST", req); }
-
-server_http_res_ptr remove_caches(const server_http_req & req) { return answer("DELETE", req); }
+server_http_context::handler_t kept_prompts(const char * method) {
+    return [method](const server_http_req & req) { return answer(method, req); };
+}
 
 }  // namespace edgekv_server
 

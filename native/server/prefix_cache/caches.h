@@ -6,8 +6,7 @@
 
 namespace edgekv_server {
 
-server_http_res_ptr list_caches(const server_http_req & req);
-server_http_res_ptr change_caches(const server_http_req & req);
-server_http_res_ptr remove_caches(const server_http_req & req);
+// what answers requests of a method: GET, POST or DELETE
+server_http_context::handler_t kept_prompts(const char * method);
 
 }  // namespace edgekv_server

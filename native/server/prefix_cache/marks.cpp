@@ -261,14 +261,10 @@ bool may_mark(const std::string & request) {
     return request.find("\"cache_control\"") != std::string::npos || request.find("\"prompt_cache_breakpoint\"") != std::string::npos;
 }
 
-void place_marks(json & request) {
+json with_marks(json request) {
     if (request.is_object()) {
         parts(request).sign_all();
     }
-}
-
-json with_marks(json request) {
-    place_marks(request);
     return request;
 }
 

@@ -43,7 +43,7 @@ BUDGETS = {
     "native/emulator": 2_650,
     "native/include": 1_340,
     "native/llama": 4_888,
-    "native/server": 8_094,
+    "native/server": 8_087,
     "native/src": 19_950,
     "native/tests": 7_652,
     "native/tests/ptx": 1_509,
@@ -101,7 +101,7 @@ def test_one_object_has_the_state_of_the_servers_prefix_cache():
     variable = re.compile(r"^\s*(static|thread_local)\s(?!const)[^(]*[;={]|\bg_\w+|^std::atomic")
     found = [f"{path.name}: {line}" for path in sorted((ROOT / "native/server/prefix_cache").iterdir())
              for line in path.read_text(encoding="utf-8").splitlines() if variable.search(line)]
-    assert found == ["cache.cpp:     static server_cache cache;"]
+    assert found == ["cache.h:     static server_cache cache;"]
 
 
 def test_what_finds_planted_faults_is_there():

@@ -43,7 +43,10 @@ struct server_cache {
     std::string  marker;
 };
 
-server_cache & the_cache();
+inline server_cache & the_cache() {
+    static server_cache cache;
+    return cache;
+}
 
 // The known task, or null if it was not posted or its request has ended; the caller holds the mutex.
 inline known_task * task_of(server_cache & cache, int id) {

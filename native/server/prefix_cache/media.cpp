@@ -50,22 +50,16 @@ mtmd_decoder_pos position_of(const mtmd_input_chunk * chunk, llama_pos first, in
 
 // computes tokens of text
 bool compute_text(llama_context * lctx, int seq_id, const server_tokens & held, int first, int end) {
-    const int   n_batch = static_cast<int>(llama_n_batch(lctx));
-    llama_batch batch   = llama_batch_init(std::min(n_batch, end - first), 0, 1);
-    const auto  start   = held.pos_next(first);
-    bool ok = true;
-    for (int i = first; i < end && ok; i += n_batch) {
-        batch.n_tokens = std::min(end - i, n_batch);
-        for (int j = 0; j < batch.n_tokens; ++j) {
-            batch.token[j]     = held[i + j];
-            batch.pos[j]       = start + i + j - first;
-            batch.n_seq_id[j]  = 1;
-            batch.seq_id[j][0] = seq_id;
-            batch.logits[j]    = false;
-        }
-        ok = llama_decode(lctx, batch) == 0;
+    const int    n_batch = static_cast<int>(llama_n_batch(lctx));
+    const auto   start   = held.pos_next(first);
+    common_batch batch(lctx);
+    for (int i = first; i < end; ++i) {
+        batch.add(held[i], start + i - first, seq_id, false);
     }
-    llama_batch_free(batch);
+    bool ok = true;
+    for (int i = 0; i < batch.size() && ok; i += n_batch) {
+        ok = llama_process(lctx, LLAMA_PROCESS_TYPE_DECODE, batch.get_sub_batch(i, std::min(batch.size() - i, n_batch))) == 0;
+    }
 
     return ok;
 }

@@ -3,21 +3,16 @@
 #include "server/prefix_cache/cache.h"
 
 #include <algorithm>
-#include <cctype>
 #include <stdexcept>
+#include <strings.h>
 
 namespace edgekv_server {
 namespace {
 
 constexpr const char * UNKNOWN = "unknown";  // the namespace of any other key
 
-bool same_name(const std::string & a, const char * b) {
-    return std::equal(a.begin(), a.end(), b, b + std::char_traits<char>::length(b),
-                      [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
-}
-
 std::string value_of(const headers & given, const char * name) {
-    const auto found = std::find_if(given.begin(), given.end(), [&](const auto & header) { return same_name(header.first, name); });
+    const auto found = std::find_if(given.begin(), given.end(), [&](const auto & header) { return strcasecmp(header.first.c_str(), name) == 0; });
     return found == given.end() ? std::string() : found->second;
 }
 

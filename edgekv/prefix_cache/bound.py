@@ -8,6 +8,7 @@ from pathlib import Path
 from edgekv.prefix_cache.blocks import Link
 from edgekv.prefix_cache.files import BlockFile, remove_file, scan
 from edgekv.prefix_cache.named import pinned_paths, read_pins
+from edgekv.prefix_cache.results import PlaceStats
 
 FRESH_S = 1.0
 """Other processes' writes may go uncounted for this long."""
@@ -19,11 +20,9 @@ REMEMBERED = 4096
 class FolderBound:
     """For one thread."""
 
-    def __init__(self, folder: Path, most_bytes: int, clock: Callable[[], float] = time.monotonic):
-        self.folder, self.most_bytes, self._clock = folder, most_bytes, clock
-        self.n_bytes = 0
-        """Bytes of all blocks when the folder was last listed, and of those written since."""
-        self.n_blocks = 0
+    def __init__(self, folder: Path, most_bytes: int, stats: PlaceStats):
+        """`stats` get the blocks that were there when the folder was last listed, with those written and removed since, and those evicted."""
+        self.folder, self.most_bytes, self._stats = folder, most_bytes, stats
         self.pinned = False
         """Whether the last call of `make_room` found too little that may go, and pins."""
         self._looked: float | None = None
@@ -33,67 +32,58 @@ class FolderBound:
     def look(self) -> list[BlockFile]:
         """List the folder again; returns every file, the least recently used first. Raises OSError."""
         files = sorted(scan(self.folder), key=lambda file: file.used_ns)
-        self.n_blocks, self.n_bytes = len(files), sum(file.n_bytes for file in files)
-        self._looked = self._clock()
+        self._stats.n_blocks, self._stats.n_bytes = len(files), sum(file.n_bytes for file in files)
+        self._looked = time.monotonic()
         return files
 
     def added(self, n_bytes: int) -> None:
-        self.n_blocks += 1
-        self.n_bytes += n_bytes
+        self._stats.n_blocks += 1
+        self._stats.n_bytes += n_bytes
 
     def removed(self, n_bytes: int) -> None:
-        self.n_blocks -= 1
-        self.n_bytes -= n_bytes
+        self._stats.n_blocks -= 1
+        self._stats.n_bytes -= n_bytes
 
-    def expire(self, unused_s: float) -> int:
-        """Remove what nobody used for so many seconds and nothing pins. Returns the number of files that went. Raises OSError."""
-        files, n_gone = self.look(), 0
+    def expire(self, unused_s: float) -> None:
+        """Remove what nobody used for so many seconds and nothing pins. Raises OSError."""
+        files = self.look()
         old = [file for file in files if file.used_ns < time.time_ns() - unused_s * 1e9]
         pinned = pinned_paths(read_pins(self.folder), files) if old else set()
         for file in old:
             if file.path not in pinned and file.path not in self._theirs:
-                try:
-                    if remove_file(file.path):
-                        self.removed(file.n_bytes)
-                        n_gone += 1
-                except PermissionError:
-                    self._theirs.add(file.path)
-        return n_gone
+                self._evict(file)
 
-    def make_room(self, link: Link, n_bytes: int, keep: Callable[[Link], bool]) -> tuple[bool, int]:
-        """Evict until `n_bytes` of a block fit, but nothing that it follows, that `keep` wants or that is pinned. Returns whether they fit, and the
-        number of files that went.
+    def _evict(self, file: BlockFile) -> None:
+        try:
+            if remove_file(file.path):
+                self.removed(file.n_bytes)
+                self._stats.n_evicted += 1
+        except PermissionError:
+            self._theirs.add(file.path)
 
-        Nothing goes where all that may go would not be enough. Raises OSError.
-        """
+    def make_room(self, link: Link, n_bytes: int, keep: Callable[[Link], bool]) -> bool:
+        """Evict until `n_bytes` of a block fit, but nothing that it follows, that `keep` wants or that is pinned. Returns whether they fit. Nothing goes
+        where all that may go would not be enough. Raises OSError."""
         self._parents[link.key] = link.parent
         if len(self._parents) > REMEMBERED:
             self._parents.popitem(last=False)
-        n_gone = 0
         while True:
             fits, victims = self._victims(link, n_bytes, keep)
             n_theirs = len(self._theirs)
             for file in victims:
-                try:
-                    gone = remove_file(file.path)
-                except PermissionError:
-                    self._theirs.add(file.path)
-                    continue
-                if gone:
-                    self.removed(file.n_bytes)
-                    n_gone += 1
+                self._evict(file)
             if len(self._theirs) == n_theirs:
-                return fits, n_gone
+                return fits
             self._looked = None
 
     def _victims(self, link: Link, n_bytes: int, keep: Callable[[Link], bool]) -> tuple[bool, list[BlockFile]]:
         """Whether there will be room, and the files that must go for it."""
         if n_bytes > self.most_bytes:
             return False, []
-        if self._looked is not None and self._clock() - self._looked < FRESH_S and self.n_bytes + n_bytes <= self.most_bytes:
+        if self._looked is not None and time.monotonic() - self._looked < FRESH_S and self._stats.n_bytes + n_bytes <= self.most_bytes:
             return True, []
         files = self.look()
-        excess = self.n_bytes + n_bytes - self.most_bytes
+        excess = self._stats.n_bytes + n_bytes - self.most_bytes
         if excess <= 0:
             return True, []
         pinned, above = pinned_paths(read_pins(self.folder), files), self._above(link, files)

@@ -53,7 +53,7 @@ class FolderPlace:
         self._reading = Outage(f"the folder {folder}", back_off_s, self.stats)
         self._writing = Outage(f"the folder {folder}", back_off_s, self.stats)
         self._codec, self._rate, self._ttl_s = codec, Rate(), ttl_s
-        self._bound = FolderBound(self._folder, most_bytes)
+        self._bound = FolderBound(self._folder, most_bytes, self.stats)
         self._latest: dict[bytes, int] = {}  # keys of the chain used last, and its times in ns
         self._lock = threading.Lock()  # of the three below
         self._tokens: OrderedDict[bytes, np.ndarray] = OrderedDict()
@@ -65,7 +65,7 @@ class FolderPlace:
             self._make_folder()
             remove_temporaries(self._folder)
             self.tidy()
-            self._look()
+            self._bound.look()
         except OSError as error:
             self._writing.failed(_why(error))
 
@@ -224,8 +224,7 @@ class FolderPlace:
     def tidy(self) -> None:
         if self._ttl_s is not None:
             try:
-                self.stats.n_evicted += self._bound.expire(self._ttl_s)
-                self._counted()
+                self._bound.expire(self._ttl_s)
             except OSError as error:
                 self._writing.failed(_why(error))
 
@@ -250,11 +249,8 @@ class FolderPlace:
             if path in self._refused or not path.exists():
                 header, payload = encode(block, self._identity, rounded)
                 n_bytes = len(header) + len(payload)
-                fits, n_evicted = self._bound.make_room(copy, n_bytes, lambda link: link.key in self._latest)
-                self.stats.n_evicted += n_evicted
-                if not fits:
+                if not self._bound.make_room(copy, n_bytes, lambda link: link.key in self._latest):
                     self._say_full()
-                    self._counted()
                     return Outcome.DECLINED
                 self._write_anyhow(path, header, payload, self._used_ns(copy))
                 self._bound.added(n_bytes)
@@ -271,7 +267,6 @@ class FolderPlace:
                 return Outcome.DECLINED
             self._writing.failed(_why(error))
             return Outcome.LATER
-        self._counted()
         self._refused.discard(path)
         self._writing.succeeded()
         return Outcome.WRITTEN
@@ -341,13 +336,6 @@ class FolderPlace:
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._made = True
-
-    def _look(self) -> None:
-        self._bound.look()
-        self._counted()
-
-    def _counted(self) -> None:
-        self.stats.n_blocks, self.stats.n_bytes = self._bound.n_blocks, self._bound.n_bytes
 
     def _path(self, link: Link) -> Path:
         return path_of(self._folder, self._root, link)

@@ -94,14 +94,11 @@ def links_below(folder: Path, root: bytes, parent: bytes) -> list[Link]:
 def scan(folder: Path) -> Iterator[BlockFile]:
     """Every file of a block or snapshot of every model, but those that vanish meanwhile, and those in folders of other users. Raises OSError where
     `folder` cannot be read."""
-    for root in _folders(folder):
-        for parent in _folders_in(root):
-            for entry in _entries_in(parent):
-                link = link_of(bytes.fromhex(parent.name), entry.name)
-                if link is not None:
-                    with contextlib.suppress(FileNotFoundError, PermissionError):
-                        found = entry.stat(follow_symlinks=False)
-                        yield BlockFile(Path(entry.path), bytes.fromhex(root.name), link, found.st_size, found.st_mtime_ns)
+    for root, parent, entry in _files(folder):
+        if (link := link_of(parent, entry.name)) is not None:
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                found = entry.stat(follow_symlinks=False)
+                yield BlockFile(Path(entry.path), root, link, found.st_size, found.st_mtime_ns)
 
 
 def read_header(path: Path) -> BlockHeader:
@@ -144,13 +141,7 @@ def remove_file(path: Path) -> bool:
 
 def remove_temporaries(folder: Path) -> int:
     """Remove the unlocked temporary files, whose processes were killed while they wrote. Returns their number. Raises OSError."""
-    n = 0
-    for root in _folders(folder):
-        for parent in _folders_in(root):
-            for entry in _entries_in(parent):
-                if entry.name.startswith(TEMPORARY):
-                    n += _remove_unlocked(Path(entry.path))
-    return n
+    return sum(_remove_unlocked(Path(entry.path)) for _, _, entry in _files(folder) if entry.name.startswith(TEMPORARY))
 
 
 def _remove_unlocked(path: Path) -> bool:
@@ -165,16 +156,16 @@ def _remove_unlocked(path: Path) -> bool:
     return True
 
 
-def _folders(folder: Path) -> list[os.DirEntry[str]]:
-    return [entry for entry in _entries(folder) if _is_folder(entry)]
+def _files(folder: Path) -> Iterator[tuple[bytes, bytes, os.DirEntry[str]]]:
+    """The root, the parent, and what is in the parent's folder. Raises OSError."""
+    for root in _folders(_entries(folder)):
+        for parent in _folders(_entries_in(root)):
+            for entry in _entries_in(parent):
+                yield bytes.fromhex(root.name), bytes.fromhex(parent.name), entry
 
 
-def _folders_in(folder: os.DirEntry[str]) -> list[os.DirEntry[str]]:
-    return [entry for entry in _entries_in(folder) if _is_folder(entry)]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return _FOLDER.fullmatch(entry.name) is not None and entry.is_dir(follow_symlinks=False)
+def _folders(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+    return [entry for entry in entries if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]
 
 
 def _entries_in(folder: os.DirEntry[str]) -> list[os.DirEntry[str]]:

@@ -24,8 +24,8 @@ def read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def replace(path: Path, content: dict[str, Any], indent: int | None = 1) -> None:
-    """Write the object in one step, because another process may be reading the file. indent None: all in one line. Raises OSError."""
+def replace(path: Path, content: dict[str, Any] | list[str], indent: int | None = 1) -> None:
+    """Write an object or a list in one step, because another process may be reading the file. indent None: all in one line. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
         json.dump(content, file, indent=indent)

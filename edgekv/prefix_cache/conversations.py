@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from edgekv.common import json_file
 from edgekv.common.errors import EdgeKVError
-from edgekv.prefix_cache.files import BlockFile, remove_file, scan, temporary_name
+from edgekv.prefix_cache.files import BlockFile, remove_file, scan
 from edgekv.prefix_cache.named import pinned_paths, read_pins, snapshots_on
 
 _NAME = re.compile(r"[0-9a-z]{1,64}")
@@ -25,10 +26,7 @@ def add_blocks(folder: Path, name: str, keys: Iterable[bytes]) -> None:
     if had.issuperset(keys := set(keys)):
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(temporary_name())
-    temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(sorted(key.hex() for key in had | keys)))
-    temporary.replace(path)
+    json_file.replace(path, sorted(key.hex() for key in had | keys), indent=None)
 
 
 def knows(folder: Path, name: str) -> bool:

@@ -1,7 +1,6 @@
 """Named prefixes of a folder: they stay until the name expires, even unused. A name is a person's, or says that a request asked for it."""
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Iterable
@@ -10,8 +9,9 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
+from edgekv.common import json_file
 from edgekv.common.errors import ConfigError
-from edgekv.prefix_cache.files import BlockFile, temporary_name
+from edgekv.prefix_cache.files import BlockFile
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ASKED = "asked-"
@@ -59,11 +59,7 @@ def write_pin(folder: Path, pin: Pin) -> None:
     if not _NAME.fullmatch(pin.name):
         raise ConfigError(f"the name is {pin.name!r}; it must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter "
                           "or digit")
-    path = _path(folder, pin.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(temporary_name())
-    temporary.write_text(json.dumps({**structs.asdict(pin), "root": pin.root.hex(), "key": pin.key.hex()}))
-    temporary.replace(path)
+    json_file.replace(_path(folder, pin.name), {**structs.asdict(pin), "root": pin.root.hex(), "key": pin.key.hex()}, indent=None)
 
 
 def remove_pin(folder: Path, name: str) -> bool:
@@ -79,8 +75,8 @@ def read_pins(folder: Path, now: float | None = None) -> list[Pin]:
     """The pins that have not expired, by name; other files are skipped."""
     pins = []
     for path in sorted((folder / "pins").glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            said = json.loads(path.read_text())
+        said = json_file.read(path)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             pins.append(Pin(path.stem, bytes.fromhex(said["root"]), bytes.fromhex(said["key"]), float(said["expires"])))
     return [pin for pin in pins if pin.expires > (time.time() if now is None else now)]
 

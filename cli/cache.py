@@ -282,5 +282,5 @@ def _chains(folder: Path | None) -> list[Chain]:
 def _row(chain: Chain) -> dict[str, Any]:
     return {"id": chain.id, "model": chain.name, "tokens": chain.n_tokens, "bytes": chain.n_bytes, "own_bytes": chain.own_bytes,
             "snapshots": len(chain.snapshots), "snapshot_bytes": chain.snapshot_bytes,
-            "reading": chain.reading.name.lower(), "unused_s": round(chain.unused_s(), 1), "pins": [pin.name for pin in chain.pins],
+            "reading": chain.reading.name.lower(), "unused_s": round(chain.unused_s, 1), "pins": [pin.name for pin in chain.pins],
             "note": None if chain.whole else "its beginning is gone"}

@@ -46,12 +46,10 @@ class FolderPlace:
     name = "disk"
     far = False
 
-    def __init__(self, identity: ModelIdentity, folder: Path, most_bytes: int, back_off_s: float = BACK_OFF_S, ttl_s: float | None = None,
-                 codec: CacheCodec = CacheCodec.NONE):
+    def __init__(self, identity: ModelIdentity, folder: Path, most_bytes: int, ttl_s: float | None = None, codec: CacheCodec = CacheCodec.NONE):
         self.stats = PlaceStats()
         self._identity, self._root, self._folder = identity, identity.root_key(), Path(folder)
-        self._reading = Outage(f"the folder {folder}", back_off_s, self.stats)
-        self._writing = Outage(f"the folder {folder}", back_off_s, self.stats)
+        self._reading, self._writing = (Outage(f"the folder {folder}", BACK_OFF_S, self.stats) for _ in range(2))
         self._codec, self._rate, self._ttl_s = codec, Rate(), ttl_s
         self._bound = FolderBound(self._folder, most_bytes, self.stats)
         self._latest: dict[bytes, int] = {}  # keys of the chain used last, and its times in ns

@@ -65,9 +65,10 @@ class Chain(Struct, frozen=True):
     def reading(self) -> Reading:
         return self.leaf.link.label
 
-    def unused_s(self, now_ns: int | None = None) -> float:
+    @property
+    def unused_s(self) -> float:
         """Seconds since it was last used."""
-        return max(0, (time.time_ns() if now_ns is None else now_ns) - self.leaf.used_ns) / 1e9
+        return max(0, time.time_ns() - self.leaf.used_ns) / 1e9
 
 
 class Checked(Struct, frozen=True):

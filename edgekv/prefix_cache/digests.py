@@ -7,7 +7,6 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from edgekv.common.errors import ModelError
@@ -126,17 +125,11 @@ def _hash(descriptor: int, n_bytes: int) -> bytes:
 
 
 def _hash_piece(descriptor: int, first: int) -> bytes:
-    digest = hashlib.sha256()
-    for data in _read(descriptor, first, PIECE_BYTES):
-        digest.update(data)
-    return digest.digest()
-
-
-def _read(descriptor: int, first: int, n_bytes: int) -> Iterator[bytes]:
-    end = first + n_bytes
+    digest, end = hashlib.sha256(), first + PIECE_BYTES
     while first < end and (data := os.pread(descriptor, min(_READ_BYTES, end - first), first)):
+        digest.update(data)
         first += len(data)
-        yield data
+    return digest.digest()
 
 
 def _known(kept: Path) -> bytes | None:

@@ -1,11 +1,5 @@
-"""The files of blocks in a folder, without an index, so that several processes can share it.
-
-    FOLDER/ROOT/PARENT/KEY-READING-N.kv    a block; all names are in hexadecimal, ROOT is that of the model identity
-    FOLDER/ROOT/PARENT/KEY-READING-N.kvr   the same block, rounded
-    FOLDER/ROOT/PARENT/KEY-READING-N.snap  a snapshot
-    FOLDER/ROOT/PARENT/.tmp-RANDOM         one that is being written, by the process that has it locked
-    FOLDER/pins/NAME.json                  a chain that is kept until the pin expires
-"""
+"""The files of blocks in a folder, without an index, so that several processes can share it. README.md lists their names; a process that writes a
+temporary one has it locked."""
 
 import contextlib
 import errno

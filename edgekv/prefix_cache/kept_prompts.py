@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 from msgspec import Struct
 
@@ -132,4 +131,4 @@ class Kept:
                           None if used is None else max(0.0, time.time() - used), until, names)
 
     def _pins(self) -> list[Pin]:
-        return [] if self._folder is None else [pin for pin in read_pins(Path(self._folder)) if pin.root == self._root]
+        return [] if self._folder is None else [pin for pin in read_pins(self._folder) if pin.root == self._root]

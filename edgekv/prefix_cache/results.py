@@ -118,10 +118,7 @@ class PrefixHit(Struct, frozen=True):
     def cut(self, n: int, reason: MissReason) -> PrefixHit:
         """The first n pieces, where the next cannot be used for a reason."""
         at = self.pieces[n].first if n < len(self.pieces) else self.reaches
-        return self.first_pieces(n).because(Miss(reason, at))
-
-    def because(self, missed: Miss) -> PrefixHit:
-        return replace(self, missed=missed)
+        return replace(self.first_pieces(n), missed=Miss(reason, at))
 
     def first_pieces(self, n: int) -> PrefixHit:
         """The first n pieces; no snapshot, and so no piece, if that leaves out rows before the snapshot."""

@@ -160,7 +160,8 @@ class Search:
         pending: list[tuple[Child, list[Child]]] = [(child, [])] if child.link.n == BLOCK_TOKENS else []
         while pending and n_left:
             parent, path = pending.pop()
-            for one in _children_of(parent.link.key, self._tiers):
+            children = (one for tier in self._tiers if not tier.far and tier.working for one in tier.children([parent.link.key])[0])
+            for one in {one.link.key: one for one in children}.values():
                 n_left -= 1
                 longer = [*path, one]
                 if sum(len(c.tokens) for c in longer) > sum(len(c.tokens) for c in longest):
@@ -174,11 +175,6 @@ def read_with_these(child: Child, read_with: ReadWith) -> Child | None:
     """A child, with the settings that read its tokens in its link; None if those are other settings."""
     link = child_link(child.link.parent, child.link.reading, child.tokens, read_with.of(child.link.reading), child.link.rounded)
     return Child(link, child.tokens) if link == child.link else None
-
-
-def _children_of(parent: bytes, tiers: Sequence[Tier]) -> list[Child]:
-    found = [child for tier in tiers if not tier.far and tier.working for child in tier.children([parent])[0]]
-    return list({child.link.key: child for child in found}.values())
 
 
 def goes_on_alike(stored: np.ndarray, asked: np.ndarray, shift: int = 16, n: int = 24) -> bool:

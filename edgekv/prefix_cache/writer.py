@@ -107,7 +107,11 @@ class Writer:
             try:
                 self._do_next()
             except BaseException:  # a place's fault, or a lack of memory: what waits behind this is written all the same
-                self._unexpected()
+                self.place.stats.n_errors += 1
+                if not self._said:
+                    self._said = True
+                    log.exception("writing prefixes to %s failed unexpectedly; it goes on with the next block, and more such "
+                                  "failures are not reported", self.place.name)
             finally:
                 with self._lock:
                     self._busy = False
@@ -151,11 +155,3 @@ class Writer:
                     if outcome is not Outcome.LATER:
                         self._pending.pop(kept.link.key, None)
                     self._written(kept.link, outcome)
-
-    def _unexpected(self) -> None:
-        """Counted, and the first one reported."""
-        self.place.stats.n_errors += 1
-        if not self._said:
-            self._said = True
-            log.exception("writing prefixes to %s failed unexpectedly; it goes on with the next block, and more such "
-                          "failures are not reported", self.place.name)

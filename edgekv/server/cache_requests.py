@@ -103,13 +103,9 @@ def _check(fields: Fields, known: tuple[str, ...]) -> None:
         raise ConfigError(f"the field {unknown[0]!r} is not known here; there are: {', '.join((*known, 'cache_salt'))}")
 
 
-def _left_s(prompt: KeptPrompt) -> float:
-    return max(0.0, prompt.until - time.time())
-
-
 def _row(prompt: KeptPrompt) -> dict[str, Any]:
     return {"id": prompt.id, "tokens": prompt.n_tokens, "bytes": prompt.n_bytes, "places": prompt.places, "reading": prompt.reading.name.lower(),
-            "unused_s": None if prompt.unused_s is None else round(prompt.unused_s, 1), "ttl_s": round(_left_s(prompt)), "pins": prompt.pins}
+            "unused_s": None if prompt.unused_s is None else round(prompt.unused_s, 1), "ttl_s": max(0, round(prompt.until - time.time())), "pins": prompt.pins}
 
 
 def _error(code: int, kind: str, message: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from edgekv._native import http_server as native
 from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
@@ -137,7 +138,7 @@ class Prefixes:
         if fetched.reaches <= near.reaches:
             fetch.leave()
             cold = near.missed is not None and near.missed.reason is MissReason.COLD
-            return near.because(fetched.missed) if cold and fetched.missed is not None else near
+            return replace(near, missed=fetched.missed) if cold and fetched.missed is not None else near
         store.release(near)
         return fetched
 

@@ -21,6 +21,7 @@ from edgekv.prefix_cache.settings import RecallSettings, StoreSettings
 from edgekv.prefix_cache.store import PrefixStore
 from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
+from edgekv.server.found import count
 from edgekv.server.identities import Built, Identities
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.readings import accepted, kept_tokens, label_of, read_with
@@ -96,7 +97,7 @@ class Recall:
         root, tokens, layers = self._roots(runtime, held, gone)[which], gone.of(which), range(exchanges.store.identity.layout.n_layers)
         accepts, settings = accepted(options := runtime.options, self._codec), read_with(options, self._codec)
         exchange = Conversation(tokens, root, settings)
-        record, cached, done = exchanges.record(exchange, accepts), CachedTokens(), False
+        record, done = exchanges.record(exchange, accepts), False
         hit = exchanges.find(exchange, accepts)
         try:
             if record is None or hit.end < len(tokens):
@@ -108,9 +109,8 @@ class Recall:
                 labels = np.full(piece.n, label_of(piece), np.uint8)
                 cells = runtime.tokens.place(held.seq_id, len(held.tokens) + piece.first, labels, tokens[part])
                 runtime.tokens.write(held.seq_id, [BlockRows(cells, piece.skip, piece.n_block, rows)], layers)
-                setattr(cached, piece.source, getattr(cached, piece.source) + piece.n)
             done = True
-            return record.position, cached
+            return record.position, count(hit.pieces)
         except DoesNotFit:  # other sequences fill a unified cache
             return -1, CachedTokens()
         finally:

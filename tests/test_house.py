@@ -21,7 +21,7 @@ BUDGETS = {
     "cli": 3_996,
     "cli/chat": 2_702,
     "edgekv": 1_149,
-    "edgekv/_native": 2_743,
+    "edgekv/_native": 2_734,
     "edgekv/arrays": 873,
     "edgekv/bench": 2_803,
     "edgekv/common": 831,

@@ -25,15 +25,6 @@ class Medium(Struct, frozen=True):
     """Digests of its file and of the input of its projector."""
 
 
-class Mark(Struct, frozen=True):
-    """A prompt's first tokens stay for a time, because its request asks for it."""
-
-    n: int
-    """Tokens."""
-    ttl_s: int
-    """Seconds."""
-
-
 class SequenceTokens(Struct, frozen=True):
     """Tokens of a sequence of the server: a prompt that begins, or tokens that were computed."""
 
@@ -52,8 +43,8 @@ class SequenceTokens(Struct, frozen=True):
     """The projector's file."""
     at: np.ndarray | None = None
     """int32 [3, n]: position, line and column of each token; None: positions count up. Valid as long as `tokens`."""
-    marks: tuple[Mark, ...] = ()
-    """In order; they may reach behind the given tokens."""
+    marks: tuple[tuple[int, int], ...] = ()
+    """(n, ttl_s): a prompt's first n tokens stay so many seconds, because its request asks for it. In order; they may reach behind the given tokens."""
     in_memory: bool = False
     """The request forbids places below RAM."""
 
@@ -139,7 +130,7 @@ def tokens_of(native) -> SequenceTokens:
     media = tuple(Medium(one.first, one.n, text_of(one.id)) for one in native.media[0 : native.n_media])
     at = None if native.at == ffi.NULL else np.frombuffer(ffi.buffer(native.at, 12 * native.n_tokens), np.int32).reshape(3, -1)
     return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, adapters, text_of(native.space), media,
-                          text_of(native.projector), at, tuple(Mark(one.n, one.ttl_s) for one in native.marks[0 : native.n_marks]),
+                          text_of(native.projector), at, tuple((one.n, one.ttl_s) for one in native.marks[0 : native.n_marks]),
                           bool(native.in_memory))
 
 

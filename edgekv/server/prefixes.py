@@ -370,7 +370,7 @@ class Prefixes:
         built = self.identities.of(runtime)
         assert built is not None, "there is a store"
         root = built.identity.chain_root(built.named(of.adapters), of.space)
-        stays = tuple((mark.n, time.time() + mark.ttl_s) for mark in of.marks)
+        stays = tuple((n, time.time() + ttl_s) for n, ttl_s in of.marks)
         return Conversation(of.tokens, root, read_with(options, self._where.codec), of.in_memory, stays)
 
 

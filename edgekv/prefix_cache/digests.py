@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from edgekv.common.errors import ModelError
@@ -54,12 +55,45 @@ def _joined(digests: list[bytes]) -> bytes:
     return hashlib.blake2b(b"".join(digests), digest_size=_DIGEST_BYTES, person=b"edgekv-model").digest()
 
 
-def stamps_of_model(path: Path) -> tuple[tuple[int, ...], ...]:
-    """Its files' places and times of last change, which differ after a file was replaced or written to. Raises ModelError."""
-    try:
-        return tuple(_stamp(part.stat()) for part in parts(Path(path)))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+class Digesting:
+    """Computes the digest of a model's files on a thread of its own, from now on, while others read the same bytes. Any thread may ask for it."""
+
+    def __init__(self, model: Path):
+        self._model = model
+        self._found: Future[tuple[bytes, tuple]] = Future()
+        threading.Thread(target=self._compute, name="edgekv-digest", daemon=True).start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait at most `seconds`; return whether it has ended, successfully or not."""
+        return bool(wait([self._found], seconds).done)
+
+    @property
+    def done(self) -> bool:
+        return self._found.done()
+
+    @property
+    def digest(self) -> bytes:
+        """The digest, 32 bytes. Raises ModelError if a file cannot be read."""
+        return self._found.result()[0]
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the files are unchanged since they were read. Raises ModelError."""
+        return self._stamps() == self._found.result()[1]
+
+    def _stamps(self) -> tuple[tuple[int, ...], ...]:
+        """Places and times of last change, which differ after a file was replaced or written to."""
+        try:
+            return tuple(_stamp(part.stat()) for part in parts(self._model))
+        except OSError as error:
+            raise ModelError(f"{self._model} cannot be read: {error.strerror}") from None
+
+    def _compute(self) -> None:
+        try:
+            stamps = self._stamps()
+            self._found.set_result((digest_of_model(self._model), stamps))
+        except BaseException as error:  # raised again when a thread asks
+            self._found.set_exception(error)
 
 
 def parts(path: Path) -> list[Path]:

@@ -9,11 +9,10 @@ from weakref import WeakKeyDictionary
 
 from edgekv.common.errors import ModelError, NativeError
 from edgekv.config import CacheOptions
-from edgekv.prefix_cache.digests import digest_of_model
+from edgekv.prefix_cache.digests import Digesting, digest_of_model
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout, fingerprint
 from edgekv.runtime.runtime import Runtime
 from edgekv.runtime.tokens import Tokens
-from edgekv.server.digesting import Digesting
 
 log = logging.getLogger("edgekv")
 

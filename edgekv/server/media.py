@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from edgekv._native.prefix_callbacks import Medium, SequenceTokens
 from edgekv.common.errors import ModelError
-from edgekv.server.digesting import Digesting
+from edgekv.prefix_cache.digests import Digesting
 
 log = logging.getLogger("edgekv")
 

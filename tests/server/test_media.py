@@ -17,10 +17,9 @@ from support.vision import assistant, picture, request, text, user
 from edgekv._native.prefix_callbacks import Medium, SequenceTokens
 from edgekv.common.errors import EdgeKVError
 from edgekv.models import synth
-from edgekv.prefix_cache import coming
+from edgekv.prefix_cache import coming, digests
 from edgekv.prefix_cache.files import read_header
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.server import digesting
 from edgekv.server.media import Media, media_numbers, whole_media
 from edgekv.server.server import Server
 
@@ -309,7 +308,7 @@ def test_only_the_text_before_media_counts_until_their_projector_is_known(tmp_pa
     file = tmp_path / "mmproj.gguf"
     file.write_bytes(b"weights")
     go = threading.Event()
-    monkeypatch.setattr(digesting, "digest_of_model", lambda path: (go.wait(20), b"digest")[1])
+    monkeypatch.setattr(digests, "digest_of_model", lambda path: (go.wait(20), b"digest")[1])
     media = Media()
     prompt = told(str(file), Medium(10, 8, "one"), Medium(36, 8, "two"))
     before = media.numbered(prompt)

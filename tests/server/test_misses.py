@@ -11,11 +11,11 @@ from support.prefix_server import SPARSE, ask, conversation, serve
 
 from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit
+from edgekv.prefix_cache.digests import Digesting
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime.tokens import Tokens
 from edgekv.server import prefixes as prefixes_of
-from edgekv.server.digesting import Digesting
 from edgekv.server.server import Server
 
 STORE = StoreSettings(ram_bytes=64 << 20)

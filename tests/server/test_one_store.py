@@ -14,9 +14,10 @@ from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.models.geometry import open_model
+from edgekv.prefix_cache import digests
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime import attachments
-from edgekv.server import digesting, identities
+from edgekv.server import identities
 from edgekv.server.prefixes import Prefixes
 
 
@@ -91,8 +92,8 @@ def begin(kept: Prefixes, prompt: SequenceTokens) -> CachedTokens:
 def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, monkeypatch: pytest.MonkeyPatch, caplog):
     """Prompts before the end of the digest are read and not kept; the log says at the start what takes so long."""
     read = threading.Event()
-    digest = digesting.digest_of_model
-    monkeypatch.setattr(digesting, "digest_of_model", lambda path: (read.wait(60), digest(path))[1])
+    digest = digests.digest_of_model
+    monkeypatch.setattr(digests, "digest_of_model", lambda path: (read.wait(60), digest(path))[1])
     monkeypatch.setattr(identities, "LONG_S", 0.01)
     kept = Prefixes(open_model(synthetic("llama")).geometry, StoreSettings(ram_bytes=1 << 20))
     tokens = conversation(300)

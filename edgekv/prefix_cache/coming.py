@@ -130,8 +130,8 @@ class BlockReader(Struct, frozen=True):
         self.rate.stored(at, time.monotonic() - began)
 
 
-def open_block(path: Path, root: bytes, link: Link, layout: RowLayout, rate: Rate) -> BlockReader:
-    """Raises Refused unless the file is that of this block and has room for all of its rows; OSError."""
+def open_block(path: Path, root: bytes, link: Link, layout: RowLayout | None, rate: Rate) -> BlockReader:
+    """Raises Refused unless the file is that of this block and has room for all of its rows; OSError. `layout`: as in `BlockHeader.check`."""
     with open_file(path) as file:
         data, n_bytes = first_bytes(file), os.fstat(file.fileno()).st_size
     header = decode_header(data)

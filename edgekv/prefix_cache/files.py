@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-import numpy as np
 from msgspec import Struct
 
 from edgekv.prefix_cache.blocks import KEY_BYTES, Link, Reading
@@ -105,20 +104,6 @@ def first_bytes(file: FileIO) -> bytes:
     """A file's header, as far as it goes, and maybe more. Raises Refused, OSError."""
     data = file.read(_FIRST_READ)
     return data + file.read(max(0, header_bytes(data) - len(data)))
-
-
-def read_whole(path: Path) -> np.ndarray:
-    """uint8 [n]. Not mapped: a file that another process cuts short must not end this one. Raises Refused if it is no plain file,
-    OSError."""
-    with open_file(path) as file:
-        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
-        at = 0
-        while at < len(data):
-            n = file.readinto(data.data[at:])
-            if not n:
-                return data[:at]
-            at += n
-    return data
 
 
 def remove_file(path: Path) -> bool:

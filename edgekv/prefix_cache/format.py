@@ -73,12 +73,12 @@ class BlockHeader(Struct, frozen=True, eq=False):
 def encode(block: Block, identity: ModelIdentity, rounded: bool = False) -> tuple[bytes, memoryview]:
     """The header, and all bytes behind it. rounded: as the codec packs the block's rows, which are in f16."""
     layout: PayloadLayout = SnapshotLayout(block.payload.nbytes) if block.link.snapshot else identity.layout
+    rows = [block.payload[first:end] for first, end in itertools.pairwise(layout.layer_starts(block.link.n).tolist())]
     if not rounded:
-        return _header(block, identity, layout, layer_checksums(block.payload, layout, block.link.n)), block.payload.data
+        return _header(block, identity, layout, [zlib.crc32(one.data) for one in rows]), block.payload.data
     assert isinstance(layout, RowLayout), "a snapshot's bytes mean nothing to the store"
-    starts = layout.layer_starts(block.link.n).tolist()
     begins = begins_chain(identity.root_key(), block.link.parent)
-    layers = [codec.pack_layer(block.payload[first:end], layout, layer, block.link.n, begins) for layer, (first, end) in enumerate(itertools.pairwise(starts))]
+    layers = [codec.pack_layer(one, layout, layer, block.link.n, begins) for layer, one in enumerate(rows)]
     return _header(block, identity, layout, [zlib.crc32(one) for one in layers], packed=[len(one) for one in layers]), memoryview(b"".join(layers))
 
 
@@ -152,22 +152,6 @@ def _may_pack(layout: PayloadLayout, n_tokens: int, packed: tuple[int, ...]) -> 
     return all(0 <= n <= rows + codec.MOST_MORE for n, rows in zip(packed, np.diff(layout.layer_starts(n_tokens)).tolist()))
 
 
-def decode(data: np.ndarray, root: bytes, link: Link, layout: RowLayout | None = None) -> Block:
-    """The block in `data` (uint8 [n]), of which it is a view unless its rows are packed. Raises Refused unless it is exactly the one asked for, and all
-    of it."""
-    header = decode_header(data.data)
-    header.check(root, link, layout, len(data))
-    payload = data[header.start :]
-    layers = range(len(header.checksums))
-    if header.link.rounded:
-        payload = np.empty(header.layout.block_bytes(link.n), np.uint8)
-        take_layers(data[header.start :], header, layers, payload)
-    else:
-        check_layers(payload, header, layers)
-    payload.flags.writeable = False
-    return Block(header.link, header.tokens, payload)
-
-
 def take_layers(stored: np.ndarray, header: BlockHeader, layers: range, out: np.ndarray) -> None:
     """Fill `out` with the rows of some layers, from their bytes as the codec packed them, uint8 [bytes] both. Raises Refused if these are damaged."""
     check_layers(stored, header, layers)
@@ -189,9 +173,3 @@ def check_layers(stored: np.ndarray, header: BlockHeader, layers: range) -> None
     for layer in layers:
         if zlib.crc32(stored.data[int(starts[layer]) - first : int(starts[layer + 1]) - first]) != header.checksums[layer]:
             raise Refused("the snapshot is damaged" if header.link.snapshot else f"the rows of layer {layer} are damaged", damaged=True)
-
-
-def layer_checksums(payload: np.ndarray, layout: PayloadLayout, n_tokens: int) -> list[int]:
-    """CRC-32 of each layer's rows: with zlib several times as fast as BLAKE2, and it shows the damage that disks and memory do."""
-    starts = layout.layer_starts(n_tokens).tolist()
-    return [zlib.crc32(payload.data[start:end]) for start, end in itertools.pairwise(starts)]

@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 from msgspec import Struct
 
 from edgekv.common.errors import EdgeKVError
 from edgekv.prefix_cache.blocks import Reading
-from edgekv.prefix_cache.files import BlockFile, path_of_raw, read_header, read_whole, remove_file, scan
-from edgekv.prefix_cache.format import Refused, decode
+from edgekv.prefix_cache.coming import open_block
+from edgekv.prefix_cache.files import BlockFile, path_of_raw, read_header, remove_file, scan
+from edgekv.prefix_cache.format import Refused
 from edgekv.prefix_cache.identity import begins_chain
 from edgekv.prefix_cache.named import ID_DIGITS, Pin, chain_to, find_id, read_pins, snapshots_on
+from edgekv.prefix_cache.place_rates import Rate
 
 UNREADABLE = "(unreadable)"
 
@@ -145,7 +148,9 @@ def check_files(folder: Path) -> Iterator[tuple[int, int, Checked]]:
     for i, file in enumerate(files, 1):
         refused = None
         try:
-            decode(read_whole(file.path), file.root, file.link)
+            reader = open_block(file.path, file.root, file.link, None, Rate())
+            layout = reader.header.layout
+            reader.read(range(layout.n_layers), np.empty(layout.block_bytes(file.link.n), np.uint8))
         except Refused as error:
             refused = error
         except FileNotFoundError:  # evicted meanwhile

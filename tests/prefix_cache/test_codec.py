@@ -1,6 +1,7 @@
 """Rounded rows: what rounding leaves of them, which places keep them, who may have them, and what becomes of damaged ones."""
 
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from support.stores import restore
 
 from edgekv.common.enums import CacheCodec
 from edgekv.prefix_cache import codec
-from edgekv.prefix_cache.blocks import Block, Conversation, Reading, ReadWith, child_link
+from edgekv.prefix_cache.blocks import Block, Conversation, Link, Reading, ReadWith, child_link
+from edgekv.prefix_cache.coming import open_block
 from edgekv.prefix_cache.files import scan
 from edgekv.prefix_cache.folder import FolderPlace
-from edgekv.prefix_cache.format import Refused, decode, encode
+from edgekv.prefix_cache.format import Refused, decode_header, encode
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout, fingerprint
 from edgekv.prefix_cache.listing import check_files, list_chains, remove_chains
 from edgekv.prefix_cache.place import Outcome
@@ -155,32 +157,39 @@ def test_a_stream_that_unpacks_to_more_takes_no_memory():
 # ---- a file ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_rounded_file_is_read_as_such_alone():
-    block = block_of(100)
+def read_as(path: Path, data: bytes | np.ndarray, link: Link) -> np.ndarray:
+    """All rows of a file with these bytes, read as the block of a link."""
+    path.write_bytes(data)
+    rows = np.empty(LAYOUT.block_bytes(link.n), np.uint8)
+    open_block(path, WHO.root_key(), link, LAYOUT, Rate()).read(range(LAYOUT.n_layers), rows)
+    return rows
+
+
+def test_a_rounded_file_is_read_as_such_alone(tmp_path):
+    path, block = tmp_path / "block", block_of(100)
     header, stored = encode(block, WHO, rounded=True)
     data = np.frombuffer(header + bytes(stored), np.uint8)
-    copy = child_link(block.link.parent, Reading.EXACT, block.tokens, rounded=True)
-    found = decode(data, WHO.root_key(), copy, LAYOUT)
-    assert found.link.rounded and found.link.label is Reading.ROUNDED and close_to(found.payload, block.payload)
+    copy = block.link.copy(rounded=True)
+    assert close_to(read_as(path, data, copy), block.payload) and decode_header(header).link.label is Reading.ROUNDED
     with pytest.raises(Refused, match="another block than its name says"):
-        decode(data, WHO.root_key(), block.link, LAYOUT)
+        read_as(path, data, block.link)
     for cut in (1, len(stored) // 2, len(stored)):
         with pytest.raises(Refused, match="truncated") as refused:
-            decode(data[:-cut], WHO.root_key(), copy, LAYOUT)
+            read_as(path, data[:-cut], copy)
         assert refused.value.damaged
     for at in (0, len(stored) // 3, len(stored) - 1):
         damaged = data.copy()
         damaged[len(header) + at] ^= 1
         with pytest.raises(Refused, match="the rows of layer [01] are damaged"):
-            decode(damaged, WHO.root_key(), copy, LAYOUT)
+            read_as(path, damaged, copy)
 
 
-def test_bytes_that_no_codec_wrote_are_refused_in_spite_of_their_checksum(monkeypatch):
+def test_bytes_that_no_codec_wrote_are_refused_in_spite_of_their_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr(codec, "pack_layer", lambda *_: b"anything")
     block = block_of(100)
     header, stored = encode(block, WHO, rounded=True)
     with pytest.raises(Refused, match="the rows of layer 0 are damaged: a part is cut short"):
-        decode(np.frombuffer(header + bytes(stored), np.uint8), WHO.root_key(), child_link(block.link.parent, Reading.EXACT, block.tokens, rounded=True))
+        read_as(tmp_path / "block", header + bytes(stored), block.link.copy(rounded=True))
 
 
 # ---- places ----------------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ BUDGETS = {
     "native/emulator": 2_650,
     "native/include": 1_340,
     "native/llama": 4_888,
-    "native/server": 8_076,
+    "native/server": 8_055,
     "native/src": 19_950,
     "native/tests": 7_652,
     "native/tests/ptx": 1_509,

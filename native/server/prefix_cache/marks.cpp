@@ -77,17 +77,14 @@ int breakpoint(const json & part, int usual) {
 }
 
 // the lifetime of a request's breakpoints
-int options_ttl(const json & request, bool & all) {
-    all = false;
+int options_ttl(const json & request) {
     if (!given(request, "prompt_cache_options")) {
         return OPENAI.at("30m");
     }
     const json & options = request.at("prompt_cache_options");
-    const bool   moded   = given(options, "mode");
-    if (!options.is_object() || (moded && options.at("mode") != "implicit" && options.at("mode") != "explicit")) {
+    if (!options.is_object() || (given(options, "mode") && options.at("mode") != "implicit" && options.at("mode") != "explicit")) {
         throw std::invalid_argument("'mode' in the field 'prompt_cache_options' must be \"implicit\" or \"explicit\"");
     }
-    all = !moded || options.at("mode") == "implicit";
     return lifetime(options, OPENAI, "prompt_cache_options", OPENAI.at("30m"));
 }
 
@@ -95,8 +92,7 @@ int options_ttl(const json & request, bool & all) {
 class parts {
 public:
     explicit parts(json & request) {
-        bool all = false;
-        usual_s  = options_ttl(request, all);
+        usual_s = options_ttl(request);
         for (json * tool : list(request, "tools")) {
             json & function = given(*tool, "function") ? (*tool)["function"] : *tool;
             json * const text = given(function, "description") ? &function["description"] : nullptr;
@@ -250,9 +246,9 @@ int whole_s(const json & request, bool & in_memory) {
         in_memory = retention == "in_memory";
         seconds   = in_memory ? 0 : 24*3600;
     }
-    bool all = false;
-    const int options_s = options_ttl(request, all);
-    return all ? std::max(seconds, options_s) : seconds;
+    const int options_s = options_ttl(request);
+    const bool explicitly = !given(request, "prompt_cache_options") || request.at("prompt_cache_options").value("mode", json()) == "explicit";
+    return explicitly ? seconds : std::max(seconds, options_s);
 }
 
 }  // namespace

@@ -152,10 +152,6 @@ void append_tokens(server_tokens & held, const server_tokens & prompt, int first
     }
 }
 
-int n_tokens_to(const server_tokens & held, int newest) {
-    return newest < 0 ? 0 : static_cast<int>(std::min(held.size_up_to_pos(newest + 1), held.size()));
-}
-
 told_media::told_media(const server_tokens & tokens, int n, mtmd_context * mctx) : numbers(n) {
     for (int i = 0; i < n; ++i) {
         numbers[i] = tokens[i];

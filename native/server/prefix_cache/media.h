@@ -41,9 +41,6 @@ int whole_media(const server_tokens & tokens, int n);
 // Appends tokens [first, end) of a prompt to a sequence's tokens; media become placeholders, as upstream makes them.
 void append_tokens(server_tokens & held, const server_tokens & prompt, int first, int end);
 
-// the number of a sequence's computed tokens, from its newest position; below 0: none
-int n_tokens_to(const server_tokens & held, int newest);
-
 // The first n of some tokens in the form that the keeper of prefixes gets: numbers, media and, if a medium's positions do not count up, positions.
 // The tokens must outlive it.
 class told_media {

@@ -96,12 +96,6 @@ void edgekv_prefix_moved(int seq_id, int first) {
     pure = std::min(pure, first);
 }
 
-void edgekv_prefix_copied(int from_seq, int to_seq) {
-    edgekv_prefix_settle();
-    const int pure = edgekv_sequence_of(from_seq).pure;
-    edgekv_sequence_of(to_seq).pure = pure;
-}
-
 std::vector<edgekv_adapter> edgekv_adapters(const std::vector<common_adapter_lora_info> & lora) {
     std::vector<edgekv_adapter> adapters;
     for (const auto & adapter : lora) {
@@ -137,7 +131,8 @@ edgekv_told_tokens::edgekv_told_tokens(const edgekv_prefix_slot & slot, const se
 }
 
 int edgekv_prefix_computed(const edgekv_prefix_slot & slot) {
-    return edgekv_server::n_tokens_to(*slot.held, llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id));
+    const auto newest = llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id);
+    return newest < 0 ? 0 : static_cast<int>(std::min(slot.held->size_up_to_pos(newest + 1), slot.held->size()));
 }
 
 static bool edgekv_unified(const edgekv_prefix_slot & slot) {
@@ -329,8 +324,10 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
     edgekv_insert(slot, more_come && !snapshots ? n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK : n, true, snapshots && !more_come && n == computed);
 }
 
-void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n) {
-    if (edgekv_may_keep(slot) && n <= edgekv_sequence_of(slot.seq_id).pure) {
+void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot) {
+    const int  n   = static_cast<int>(slot.held->size());
+    const bool all = llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id) + 1 == slot.held->pos_next();
+    if (all && edgekv_may_keep(slot) && n <= edgekv_sequence_of(slot.seq_id).pure) {
         edgekv_insert(slot, n, false, true);
     }
 }

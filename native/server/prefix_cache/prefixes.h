@@ -154,8 +154,8 @@ int edgekv_prefix_computed(const edgekv_prefix_slot & slot);
 // Keeps a slot's computed tokens. more_come: only whole blocks, unless a snapshot may need the rest.
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come);
 
-// Keeps a snapshot of the sequence after its first n tokens, which must be all its computed tokens.
-void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n);
+// Keeps a snapshot of the sequence, if all tokens that it holds are computed.
+void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot);
 
 // whether a keeper is registered
 bool edgekv_prefixes_kept();
@@ -187,7 +187,6 @@ void edgekv_prefix_keep_read(Slots & slots, State answering) {
 
 // From token `first` on, a sequence's rows are not as its tokens alone give them: they were moved or loaded.
 void edgekv_prefix_moved(int seq_id, int first);
-void edgekv_prefix_copied(int from_seq, int to_seq);
 
 // A prompt waits for a slot: kept rows that are far away come meanwhile.
 void edgekv_prefix_expect(const edgekv_prefix_slot & slot, const server_tokens & prompt);
@@ -261,7 +260,9 @@ int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
 // A slot takes over another slot's cells, and its task the same cached tokens.
 template <typename Slot>
 void edgekv_prefix_copied(const Slot & from, const Slot & to) {
-    edgekv_prefix_copied(from.id, to.id);
+    edgekv_prefix_settle();
+    const int pure = edgekv_sequence_of(from.id).pure;
+    edgekv_sequence_of(to.id).pure = pure;
     const auto known = edgekv_server::known_of(from.task->id);
     edgekv_server::set_cached(to.task->id, known.cached);
     edgekv_server::set_found(to.task->id, known.found);

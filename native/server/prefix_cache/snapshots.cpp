@@ -73,10 +73,4 @@ int planned_before(const edgekv_prefix_slot & slot, int n) {
     return behind == sequence.due.begin() ? 0 : behind[-1];
 }
 
-void take_snapshot(const edgekv_prefix_slot & slot) {
-    if (llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id) + 1 == slot.held->pos_next()) {
-        edgekv_prefix_snapshot(slot, static_cast<int>(slot.held->size()));
-    }
-}
-
 }  // namespace edgekv_server

@@ -20,8 +20,6 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens 
 // the last planned position of another slot's prompt within its first n tokens; 0: there is none
 int planned_before(const edgekv_prefix_slot & slot, int n);
 
-void take_snapshot(const edgekv_prefix_slot & slot);
-
 }  // namespace edgekv_server
 
 // A batch of prompt tokens ends where a snapshot is due; the snapshot is taken before the next batch.
@@ -34,6 +32,6 @@ bool edgekv_snapshot_due(const Slot & slot) {
 template <typename Slot>
 void edgekv_snapshot_take(Slot & slot) {
     if (edgekv_snapshot_due(slot)) {
-        edgekv_server::take_snapshot(edgekv_slot(slot));
+        edgekv_prefix_snapshot(edgekv_slot(slot));
     }
 }

@@ -28,7 +28,7 @@ class HeldRows(Protocol):
 
 
 class HeldBlock:
-    """A block of RAM whose rows lie in a slot, and later in RAM, or nowhere (`SharedRam.take_out`)."""
+    """A block of RAM whose rows lie in a slot, and later in RAM, or nowhere (`Ram.take_out`)."""
 
     def __init__(self, link: Link, tokens: np.ndarray, rows: HeldRows, layout: RowLayout, may_round: bool):
         self.link, self.tokens, self.layout, self.may_round = link, tokens, layout, may_round

@@ -106,8 +106,8 @@ class Kept:
         remove_file(path_of(self._folder, self._root, link))
 
     def _below(self, parent: bytes) -> dict[bytes, Link]:
-        with self._store.shared.lock:
-            found = {child.link.key: child.link for child in self._store.shared.blocks.children(parent)}
+        with self._store.ram.lock:
+            found = {child.link.key: child.link for child in self._store.ram.children(parent)}
         if self._folder is not None:
             try:
                 found |= {link.key: link for link in links_below(self._folder, self._root, parent) if not link.snapshot}
@@ -117,9 +117,9 @@ class Kept:
 
     def _prompt(self, chain: tuple[Link, ...], pins: list[Pin]) -> KeptPrompt:
         keys = {link.key for link in chain}
-        with self._store.shared.lock:
-            until = max(self._store.shared.pins.until(key) for key in keys)
-            in_ram = chain[-1].key in self._store.shared.blocks
+        with self._store.ram.lock:
+            until = max(self._store.ram.pins.until(key) for key in keys)
+            in_ram = chain[-1].key in self._store.ram
         used: float | None = None
         if self._folder is not None:
             with contextlib.suppress(OSError):

@@ -12,9 +12,9 @@ from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.prefix_cache.held import HeldBlock
 from edgekv.prefix_cache.place import Child, Place, Tier
+from edgekv.prefix_cache.ram import Ram, RamTier
 from edgekv.prefix_cache.results import KeptSnapshot, Miss, PrefixHit
 from edgekv.prefix_cache.search import AHEAD, Match
-from edgekv.prefix_cache.shared_ram import RamTier, SharedRam
 from edgekv.prefix_cache.writer import Writer
 
 N_NEWEST = 3
@@ -24,17 +24,17 @@ N_NEWEST = 3
 class Snapshots:
     """The snapshots of one store. `blocks`: as the store's; `make_room` and `write` too, with the lock held."""
 
-    def __init__(self, shared: SharedRam, places: Sequence[Place], writers: Sequence[Writer],
+    def __init__(self, ram: Ram, places: Sequence[Place], writers: Sequence[Writer],
                  blocks: Callable[[Conversation, np.ndarray], Iterable[tuple[np.ndarray, Link, bool, bool]]],
                  make_room: Callable[[int, set[bytes], float | None], bool], write: Callable[[bytes, bool], None]):
-        self._ram, self._shared, self._places, self._writers = shared.blocks, shared, places, writers
+        self._ram, self._places, self._writers = ram, places, writers
         self._blocks, self._make_room, self._write = blocks, make_room, write
 
     def has(self, of: Conversation, readings: np.ndarray) -> bool:
         """Whether RAM or a near place has it."""
         link = self._chain(of, readings)[-1]
-        with self._shared.lock:
-            in_ram = link.key in self._ram and link.key not in self._shared.alone
+        with self._ram.lock:
+            in_ram = link.key in self._ram and link.key not in self._ram.alone
         return in_ram or any(not place.far and place.working and place.have([link])[0] for place in self._places)
 
     def insert(self, of: Conversation, readings: np.ndarray, payload: np.ndarray) -> bool:
@@ -44,7 +44,7 @@ class Snapshots:
         state = payload.view()
         state.flags.writeable = False
         block = Block(chain[-1], tokens[len(tokens) - chain[-1].n :].copy(), state)
-        with self._shared.lock:
+        with self._ram.lock:
             if block.link.key not in self._ram:
                 passed = self._pass(chain, tokens, of.root)
                 if not self._make_room(block.n_bytes, {link.key for link in chain}, None):
@@ -53,7 +53,7 @@ class Snapshots:
                 self._write(block.link.key, of.in_memory)
                 for writer in self._writers:
                     writer.pass_over(passed)
-            elif not of.in_memory and block.link.key in self._shared.alone:
+            elif not of.in_memory and block.link.key in self._ram.alone:
                 self._write(block.link.key, False)
             self._ram.passed.discard(block.link.key)
             self._ram.touch(link.key for link in chain)

@@ -15,11 +15,10 @@ from edgekv.prefix_cache.held import HeldBlock, HeldRows
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.place import Child, Outcome, Place, Tier, log
 from edgekv.prefix_cache.places import open_places, told, unreadable
-from edgekv.prefix_cache.ram import Ram
+from edgekv.prefix_cache.ram import Ram, RamTier
 from edgekv.prefix_cache.results import BlockPiece, Holds, KeptSnapshot, Miss, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.prefix_cache.search import ChainStep, Match, Search, read_with_these
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.prefix_cache.shared_ram import RamTier, SharedRam
 from edgekv.prefix_cache.snapshots import Snapshots
 from edgekv.prefix_cache.writer import Writer
 
@@ -36,7 +35,7 @@ UNDER_WAY_BYTES = 128 << 20
 class PrefixStore:
     """Thread-safe. A prompt's rows: `match_prefix`, `load`, `release`. Those that were computed: `insert`. What stays: `pin`; what goes: `evict`."""
 
-    def __init__(self, identity: ModelIdentity, settings: StoreSettings, places: Sequence[Place] | None = None, ram: SharedRam | None = None,
+    def __init__(self, identity: ModelIdentity, settings: StoreSettings, places: Sequence[Place] | None = None, ram: Ram | None = None,
                  answering: Callable[[], bool] = lambda: False):
         """`places`: those below RAM, the fastest first; by default what the settings name. `ram`: shared with stores of other identities and
         the same bound, by default its own. `answering`: whether writes wait now, a while. Raises ConfigError for an address that is none."""
@@ -45,16 +44,16 @@ class PrefixStore:
         self.most_ram_bytes = settings.ram_bytes or (UNDER_WAY_BYTES if self.places else 0)
         """Never more than this is kept in RAM."""
         self._root = identity.root_key()
-        self.shared = SharedRam() if ram is None else ram
-        self._lock, self._ram, self._below = self.shared.lock, self.shared.blocks, self.shared.below
+        self.ram = Ram() if ram is None else ram
+        self._lock = self.ram.lock
         self.in_flight = InFlight(identity.layout)
         """Rows on their way into sequences."""
-        self._upper = RamTier(self.shared)
-        self._writers = [Writer(place, self._lock, self.shared.to_write, self._written, lambda: not self.shared.hurried and answering())
+        self._upper = RamTier(self.ram)
+        self._writers = [Writer(place, self._lock, self.ram.to_write, self._written, lambda: not self.ram.hurried and answering())
                          for place in self.places]
-        self._snapshots = Snapshots(self.shared, self.places, self._writers, self._blocks, self._make_room, self._write)
+        self._snapshots = Snapshots(self.ram, self.places, self._writers, self._blocks, self._make_room, self._write)
         with self._lock:
-            self.shared.writers += self._writers
+            self.ram.writers += self._writers
         self._stats, self._closed = StoreStats(), False
 
     # ---- loading ---------------------------------------------------------------------------------------------------------------------
@@ -83,7 +82,7 @@ class PrefixStore:
             return PrefixHit()
         n_have, missed, places = match.n_have, match.missed, match.places
         pieces: list[BlockPiece] = []
-        ram, at = RamTier(self.shared), 0
+        ram, at = RamTier(self.ram), 0
         for step, opened in zip(match.steps, self._open(match.steps, n_have, ram, places)):
             first, at = max(at, n_have), at + step.n
             if at <= n_have:
@@ -143,7 +142,7 @@ class PrefixStore:
             chain = list(hit.chain)
             if hit.snapshot is not None and n_loaded == len(hit.pieces):
                 self._take_in(hit.snapshot.block, keys)
-                self._ram.passed.discard(hit.snapshot.link.key)
+                self.ram.passed.discard(hit.snapshot.link.key)
                 chain.append(hit.snapshot.link)
             self._used(chain)
             counts = {Ram.name: self._stats.ram, **{place.name: place.stats for place in self.places}}
@@ -152,11 +151,11 @@ class PrefixStore:
 
     def _take_in(self, block: Block | HeldBlock | ComingBlock, chain: set[bytes]) -> None:
         """Keep blocks from below that are in memory, if RAM has room besides the chain. Call it with the lock held."""
-        if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self._ram:
+        if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self.ram:
             return
         if self.settings.ram_bytes and self._make_room(block.n_bytes, chain, None):
             self._put(block.block())
-            self._below.add(block.link.key)
+            self.ram.below.add(block.link.key)
 
     def _open(self, steps: Sequence[ChainStep], n_have: int, ram: RamTier, places: Sequence[Place]) -> list[tuple[Block | HeldBlock | ComingBlock, str] | None]:
         """The block of each step, and the tier that it came from; None if it is not needed or cannot be had. Blocks in RAM stay there."""
@@ -181,16 +180,16 @@ class PrefixStore:
                     if not self._make_room(block.n_bytes, keys, None):
                         break
                     block.stay()
-                    self._ram.n_bytes += block.n_bytes
+                    self.ram.n_bytes += block.n_bytes
                     hit.holds.n_bytes += block.n_bytes
 
     def _let_go(self, holds: Holds) -> None:
         """With the lock held."""
-        self._ram.n_bytes -= holds.n_bytes
-        self.shared.in_use.subtract(holds.keys)
+        self.ram.n_bytes -= holds.n_bytes
+        self.ram.in_use.subtract(holds.keys)
         for key in holds.keys:
-            if not self.shared.in_use[key]:
-                del self.shared.in_use[key]
+            if not self.ram.in_use[key]:
+                del self.ram.in_use[key]
         holds.keys, holds.n_bytes = [], 0
 
     # ---- inserting -------------------------------------------------------------------------------------------------------------------
@@ -226,12 +225,12 @@ class PrefixStore:
             chain.append(link.copy(may_round))
         with self._lock:
             if not of.in_memory:
-                self.shared.alone.difference_update(link.key for link in chain)
+                self.ram.alone.difference_update(link.key for link in chain)
             self._used(chain)
             for n, until in of.stays:
                 last = (n - 1) // BLOCK_TOKENS
                 if 0 < n <= len(tokens) and last < len(chain):
-                    self.pin(self.shared.pinned_like(chain[last], tokens[last * BLOCK_TOKENS : n]), until)
+                    self.pin(self.ram.pinned_like(chain[last], tokens[last * BLOCK_TOKENS : n]), until)
         return Saved(n_known, n_new, len(tokens) - n_known - n_new, tuple(chain))
 
     def insert_snapshot(self, of: Conversation, readings: np.ndarray, payload: np.ndarray) -> bool:
@@ -279,7 +278,7 @@ class PrefixStore:
 
         def needed(until: float | None = None) -> None:
             if (block := one()) is not None:
-                self.shared.take_out(block, bool(self.settings.ram_bytes), self.most_ram_bytes, until or time.monotonic() + MOST_WAIT_S, self._stats)
+                self.ram.take_out(block, bool(self.settings.ram_bytes), self.most_ram_bytes, until or time.monotonic() + MOST_WAIT_S, self._stats)
 
         rows.needed = needed
         return block
@@ -295,28 +294,28 @@ class PrefixStore:
     # ---- RAM, with the lock held -----------------------------------------------------------------------------------------------------
 
     def _write(self, key: bytes, in_memory: bool) -> None:
-        self.shared.write(key, None if in_memory else self._writers)
+        self.ram.write(key, None if in_memory else self._writers)
 
     def _put(self, block: Block | HeldBlock) -> None:
-        if expires := self.shared.put(block):
+        if expires := self.ram.put(block):
             for writer in self._writers:
                 writer.pin(block.link.key, expires)
 
     def _make_room(self, n_bytes: int, chain: set[bytes], deadline: float | None) -> bool:
-        return self.shared.make_room(n_bytes, self.most_ram_bytes, chain, deadline, self._stats)
+        return self.ram.make_room(n_bytes, self.most_ram_bytes, chain, deadline, self._stats)
 
     def _used(self, chain: Sequence[Link]) -> None:
-        self._ram.touch(link.key for link in chain)
+        self.ram.touch(link.key for link in chain)
         for writer in self._writers if chain else ():
             writer.used(chain)
 
     def _written(self, link: Link, outcome: Outcome) -> None:
-        if link.key not in self._ram:
+        if link.key not in self.ram:
             return
         if outcome is Outcome.WRITTEN:
-            self._below.add(link.key)
-        if not self.settings.ram_bytes and not self.shared.unwritten(link.key):
-            self.shared.remove(link.key)
+            self.ram.below.add(link.key)
+        if not self.settings.ram_bytes and not self.ram.unwritten(link.key):
+            self.ram.remove(link.key)
 
     def evict(self, keys: set[bytes]) -> None:
         """Remove blocks and all that follow them from RAM, and every snapshot that may follow them. When this returns, no write of them is under way."""
@@ -324,11 +323,11 @@ class PrefixStore:
         with self._lock:
             while pending:
                 key = pending.pop()
-                pending += [child.link.key for snapshots in (False, True) for child in self._ram.children(key, snapshots)]
-                if key in self._ram:
-                    self.shared.remove(key)
+                pending += [child.link.key for snapshots in (False, True) for child in self.ram.children(key, snapshots)]
+                if key in self.ram:
+                    self.ram.remove(key)
             for key in self._snapshots.without_rows():
-                self.shared.remove(key)
+                self.ram.remove(key)
         self.flush(MOST_FLUSH_S)
 
     # ---- pins --------------------------------------------------------------------------------------------------------------------------
@@ -336,13 +335,13 @@ class PrefixStore:
     def pin(self, key: bytes, expires: float) -> None:
         """The chain to this block stays until then, in seconds since 1970, or longer if it does so already: in RAM, or in a folder that has it."""
         with self._lock:
-            until = self.shared.pins.add(key, expires)
-            for writer in self._writers if key not in self.shared.alone else ():
+            until = self.ram.pins.add(key, expires)
+            for writer in self._writers if key not in self.ram.alone else ():
                 writer.pin(key, until)
 
     def unpin(self, key: bytes) -> None:
         with self._lock:
-            self.shared.pins.remove(key)
+            self.ram.pins.remove(key)
             for writer in self._writers:
                 writer.pin(key, 0.0)
 
@@ -351,7 +350,7 @@ class PrefixStore:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until every block is written that can be; False if `timeout_s` was not enough."""
         with self._lock:
-            return self.shared.hurry(lambda: self._lock.wait_for(lambda: all(writer.idle for writer in self._writers), timeout_s))
+            return self.ram.hurry(lambda: self._lock.wait_for(lambda: all(writer.idle for writer in self._writers), timeout_s))
 
     def close(self, timeout_s: float = MOST_FLUSH_S) -> None:
         """Write the waiting blocks, for so long, and stop. A closed store has nothing and keeps nothing."""
@@ -366,7 +365,7 @@ class PrefixStore:
     def _say_what_is_lost(self) -> None:
         with self._lock:
             for writer in self._writers:
-                blocks = [block for key in writer.pending() if (block := self._ram.get(key)) is not None]
+                blocks = [block for key in writer.pending() if (block := self.ram.get(key)) is not None]
                 if blocks:
                     log.warning("%d block%s of prefixes (%s) were not written to %s before the end, and are lost there", len(blocks),
                                 "s" * (len(blocks) > 1), size(sum(block.n_bytes for block in blocks)), writer.place.name)
@@ -374,8 +373,8 @@ class PrefixStore:
     def stats(self) -> StoreStats:
         """A copy; counts since the store was opened, bytes and blocks as they are now: in RAM those of all stores that share it."""
         with self._lock:
-            ram = structs.replace(self._stats.ram, n_blocks=len(self._ram) - self._ram.n_in_slots, n_bytes=self._ram.n_bytes)
+            ram = structs.replace(self._stats.ram, n_blocks=len(self.ram) - self.ram.n_in_slots, n_bytes=self.ram.n_bytes)
             lower = {place.name: structs.replace(place.stats) for place in self.places}
             return structs.replace(self._stats, ram=ram, disk=lower.get("disk", PlaceStats()), remote=lower.get("remote", PlaceStats()),
                                    n_unwritten=len({key for writer in self._writers for key in writer.pending()}),
-                                   n_in_slots=self._ram.n_in_slots)
+                                   n_in_slots=self.ram.n_in_slots)

@@ -25,9 +25,9 @@ from edgekv.prefix_cache.coming import layer_groups
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.kept_prompts import Kept
 from edgekv.prefix_cache.places import unreadable
+from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import BlockPiece, KeptSnapshot, Miss, PrefixHit, pieces_up_to
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.store import PrefixStore, StoreStats
 from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
@@ -62,7 +62,7 @@ class Prefixes:
         self.identities, self._media, self._where = Identities(model.path, not (model.mla or any(model.index_dims))), Media(), where
         self._model = model
         self._stores: dict[ModelIdentity, PrefixStore] = {}
-        self.ram = SharedRam()
+        self.ram = Ram()
         self.conversation: str | None = None
         """The conversation that owns the blocks kept from now on, a name in small letters and digits; None: none."""
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="edgekv-claim")

@@ -82,7 +82,7 @@ def test_they_survive_the_process(lower, end):
     keep(open_store(**where), tokens, end)
     store = open_store(**where)
     assert found(store, tokens) == (end, name)
-    assert found(store, tokens) == (end, "ram") and len(snapshots_in(store.shared)) == 1
+    assert found(store, tokens) == (end, "ram") and len(snapshots_in(store.ram)) == 1
     assert found(store, conversation(100, 1, after=tokens[: end - 1])) == (0, "")
 
 
@@ -91,7 +91,7 @@ def test_without_ram_too(lower):
     tokens = conversation(700)
     store = open_store(ram_bytes=0, **where)
     keep(store, tokens, 600)
-    assert not snapshots_in(store.shared) and found(store, tokens) == (600, name)
+    assert not snapshots_in(store.ram) and found(store, tokens) == (600, name)
 
 
 def test_a_model_without_rows_of_every_token_has_them_alone(lower):
@@ -236,4 +236,4 @@ def test_those_of_a_chat_go_with_it(tmp_path):
     conversations.add_blocks(tmp_path, "chat", [link.key for link in saved.chain])
     store.evict(conversations.blocks_alone(tmp_path, "chat"))
     conversations.forget(tmp_path, "chat")
-    assert not snapshots(tmp_path) and found(store, tokens) == (0, "") and not snapshots_in(store.shared)
+    assert not snapshots(tmp_path) and found(store, tokens) == (0, "") and not snapshots_in(store.ram)

@@ -25,7 +25,7 @@ class Clock:
 
 def with_clock(store: PrefixStore) -> Clock:
     clock = Clock()
-    store.shared.pins = Pins(store.shared.blocks, clock)
+    store.ram.pins = Pins(store.ram, clock)
     return clock
 
 
@@ -84,14 +84,14 @@ def test_pins_that_fill_ram_let_nothing_in_and_this_is_said_once(caplog):
 
 def test_what_is_not_whole_is_not_pinned():
     store, prompt = open_store(ram_bytes=2 * BLOCK_BYTES), conversation(1024, 1)
-    assert pinned(store, prompt, time.time() + 60).n_left_out and not store.shared.pins.keys()
+    assert pinned(store, prompt, time.time() + 60).n_left_out and not store.ram.pins.keys()
 
 
 def test_many_prompts_with_one_beginning_pin_it_once():
     store, system = open_store(), conversation(300)
     for seed in range(10):
         pinned(store, conversation(100, seed, after=system), time.time() + 60, n=300)
-    assert len(store.shared.pins.keys()) == 2
+    assert len(store.ram.pins.keys()) == 2
 
 
 def test_a_pin_goes_with_the_block_that_continues_its_last(tmp_path):
@@ -174,7 +174,7 @@ def test_what_stays_in_memory_is_written_nowhere(tmp_path):
         assert n_restored(store, prompt) == 700
         assert snapshot_in_memory(store, prompt[:600])
         save_in_memory(store, prompt, stays=((700, time.time() + 60),))
-        assert store.shared.pins.keys()
+        assert store.ram.pins.keys()
         assert store.flush(20) and n_files(tmp_path) == 0 and read_pins(tmp_path) == []
     store.close()
     assert n_restored(open_store(tmp_path), prompt) == 0

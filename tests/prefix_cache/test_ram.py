@@ -6,8 +6,8 @@ from support.prefix_rows import BLOCK_BYTES, conversation, exact, identity, read
 from support.stores import n_restored, open_store, restore, save
 
 from edgekv.prefix_cache.blocks import Conversation, Reading
+from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.store import PrefixStore
 
 EXACT, ROUNDED, _, SPARSE = Reading
@@ -81,7 +81,7 @@ def test_using_a_conversation_keeps_it():
 
 def test_stores_share_a_bound():
     """Two models, or one with two adapters, share a bound: the conversation that was used last stays, whosever it is."""
-    shared, settings = SharedRam(), StoreSettings(ram_bytes=5 * BLOCK_BYTES)
+    shared, settings = Ram(), StoreSettings(ram_bytes=5 * BLOCK_BYTES)
     first, second = (PrefixStore(identity(name), settings, ram=shared) for name in ("one", "another"))
     old, new = conversation(512, seed=1), conversation(768, seed=2)
     save(first, old)

@@ -7,9 +7,9 @@ from support.prefix_rows import BLOCK_BYTES, LAYOUT, check_rows, conversation, e
 from support.stores import open_store, save, snapshots_in
 
 from edgekv.prefix_cache.blocks import NOTHING_SAID, Conversation, Reading, ReadWith
+from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.store import PrefixStore
 
 EXACT, _, SAMPLED, SPARSE = Reading
@@ -83,7 +83,7 @@ def test_labels_and_settings_are_followed_only_where_they_are_accepted():
 
 
 def test_another_build_or_namespace_never_finds_it():
-    tokens, shared = conversation(300), SharedRam()
+    tokens, shared = conversation(300), Ram()
     one, other = (PrefixStore(identity(name), StoreSettings(), (), shared) for name in ("a build", "another"))
     keep(one, tokens[:290])
     assert one.has_snapshot(Conversation(tokens[:290]), exact(tokens[:290])) and not other.has_snapshot(Conversation(tokens[:290]), exact(tokens[:290]))
@@ -97,7 +97,7 @@ def test_an_equal_one_is_kept_once():
     store, tokens = open_store(), conversation(300)
     for _ in range(3):
         assert keep(store, tokens)
-    assert snapshots_in(store.shared) == [500 + 4 * (300 - 256)] == [store.stats().ram.n_bytes]
+    assert snapshots_in(store.ram) == [500 + 4 * (300 - 256)] == [store.stats().ram.n_bytes]
 
 
 def test_what_is_forgotten_leaves_no_snapshot():
@@ -111,7 +111,7 @@ def test_what_is_forgotten_leaves_no_snapshot():
     assert not store.has_snapshot(Conversation(one[:400]), exact(one[:400]))
     assert position(restore(store, other)) == 400
     store.evict({link.key for chain in chains for link in chain})
-    assert store.stats().ram.n_bytes == 0 and not snapshots_in(store.shared)
+    assert store.stats().ram.n_bytes == 0 and not snapshots_in(store.ram)
 
 
 def test_one_that_does_not_fit_is_declined_and_evicts_nothing():
@@ -147,5 +147,5 @@ def test_ram_is_bounded_over_200_turns_and_old_snapshots_go_first():
             kept.append(at)
         assert store.stats().ram.n_bytes <= most
         tokens = conversation(per_turn, turn, after=tokens)
-    assert 4 <= len(snapshots_in(store.shared)) <= 20
+    assert 4 <= len(snapshots_in(store.ram)) <= 20
     assert position(restore(store, others, n_bytes=n_bytes)) == 500  # unused all the while

@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
 
     def open(self):
         self.store = open_store(self.folder, self.ram_bytes)
-        self.store.shared.pins = Pins(self.store.shared.blocks, lambda: self.now)
+        self.store.ram.pins = Pins(self.store.ram, lambda: self.now)
 
     def teardown(self):
         if hasattr(self, "store"):
@@ -97,8 +97,8 @@ class Machine(RuleBasedStateMachine):
         while self.slots:
             self.take_cells(0, 0)  # a context goes before its store
             self.slots.pop(0)
-        with self.store.shared.lock:
-            assert not self.store.shared.in_use and self.store.in_flight.n_bytes == 0
+        with self.store.ram.lock:
+            assert not self.store.ram.in_use and self.store.in_flight.n_bytes == 0
             assert self.store.stats().ram.n_bytes == sum(block.n_bytes for block in self.in_ram())
         self.store.close()
 
@@ -296,13 +296,13 @@ class Machine(RuleBasedStateMachine):
                          and np.array_equal(one[0], asked[: len(one[0])]) and one[1][-1] <= min(worst, accepted(one, match)))])
 
     def in_ram(self) -> list[Block]:
-        return [block for link in self.store.shared.blocks.links() if (block := self.store.shared.blocks.get(link.key))]
+        return [block for link in self.store.ram.links() if (block := self.store.ram.get(link.key))]
 
     @invariant()
     def ram_is_bounded(self):
         """With what hits hold: a block that leaves RAM while its rows are needed frees nothing. A tail leaves it all the same where a longer block
         takes its place, and lives as long as the hit."""
-        with self.store.shared.lock:
+        with self.store.ram.lock:
             there = self.in_ram()
             held = {piece.block for hit, _ in self.hits for piece in hit.pieces
                     if piece.block.payload is not None and piece.n_block == BLOCK_TOKENS

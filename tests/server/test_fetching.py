@@ -135,8 +135,8 @@ def test_a_client_that_leaves_leaves_nothing_behind(tiny, shared, monkeypatch):
         held.go_on.set()
         until(lambda: not fetching())
         (store,) = server.prefixes._stores.values()
-        assert not server.prefixes._fetches and not store.shared.in_use
-        assert store.stats().ram.n_bytes == sum(store._ram.get(link.key).n_bytes for link in store._ram.links())
+        assert not server.prefixes._fetches and not store.ram.in_use
+        assert store.stats().ram.n_bytes == sum(store.ram.get(link.key).n_bytes for link in store.ram.links())
         assert ask(server, conversation(1))["tokens"] == first["tokens"]
 
 

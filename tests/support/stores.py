@@ -8,10 +8,10 @@ from support.prefix_rows import check_rows, exact, identity, reader
 
 from edgekv.prefix_cache.blocks import Conversation, Reading
 from edgekv.prefix_cache.identity import ModelIdentity
+from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import PrefixHit, Saved
 from edgekv.prefix_cache.search import Match
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.store import PrefixStore
 
 
@@ -52,9 +52,9 @@ def load_all(store: PrefixStore, match: Match) -> PrefixHit:
     return hit.first_pieces(n_good)
 
 
-def snapshots_in(ram: SharedRam) -> list[int]:
+def snapshots_in(ram: Ram) -> list[int]:
     """Bytes of each."""
-    return [ram.blocks.get(link.key).n_bytes for link in ram.blocks.links() if link.snapshot]
+    return [ram.get(link.key).n_bytes for link in ram.links() if link.snapshot]
 
 
 def n_restored(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, accepts: Reading = Reading.EXACT, **of) -> int:

@@ -41,7 +41,6 @@ class ReadWith(NamedTuple):
     """The settings with which tokens were read that were not read exactly, by Reading: digests of at most 32 bytes. Rows read with other settings
     may be worse, and count as missing. Empty if there is nothing to tell apart."""
 
-    exact: bytes = b""
     rounded: bytes = b""
     sampled: bytes = b""
     sparse: bytes = b""
@@ -49,7 +48,7 @@ class ReadWith(NamedTuple):
     """Copies that the codec rounded will do."""
 
     def of(self, reading: Reading) -> bytes:
-        return (self.exact, self.rounded, self.sampled, self.sparse)[reading]
+        return (b"", self.rounded, self.sampled, self.sparse)[reading]
 
 
 NOTHING_SAID = ReadWith()

@@ -43,11 +43,6 @@ def path_of(folder: Path, root: bytes, link: Link) -> Path:
     return folder / root.hex() / link.parent.hex() / f"{link.key.hex()}-{int(link.reading)}-{link.n}.{ending}"
 
 
-def path_of_raw(copy: BlockFile) -> Path:
-    """The name beside a rounded copy's that its block has as it was read."""
-    return copy.path.with_suffix(".kv")
-
-
 def temporary_name() -> str:
     """A new name each time, unique also among containers whose processes share numbers."""
     return TEMPORARY + secrets.token_hex(8)

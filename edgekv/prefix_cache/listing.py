@@ -12,7 +12,7 @@ from msgspec import Struct
 from edgekv.common.errors import EdgeKVError
 from edgekv.prefix_cache.blocks import Reading
 from edgekv.prefix_cache.coming import open_block
-from edgekv.prefix_cache.files import BlockFile, path_of_raw, read_header, remove_file, scan
+from edgekv.prefix_cache.files import BlockFile, read_header, remove_file, scan
 from edgekv.prefix_cache.format import Refused
 from edgekv.prefix_cache.identity import begins_chain
 from edgekv.prefix_cache.named import ID_DIGITS, Pin, chain_to, find_id, read_pins, snapshots_on
@@ -123,7 +123,7 @@ def remove_chains(doomed: Iterable[Chain], chains: Iterable[Chain]) -> int:
     leaves = {chain.leaf.path for chain in doomed}
     kept = {file.path for chain in chains if chain.leaf.path not in leaves for file in chain.files}
     files = {file.path: file for chain in doomed for file in reversed(chain.files) if file.path not in kept}
-    files |= {copy.path: copy for chain in doomed for copy in chain.copies if path_of_raw(copy) in files}
+    files |= {copy.path: copy for chain in doomed for copy in chain.copies if copy.path.with_suffix(".kv") in files}
     files |= {file.path: file for chain in doomed for file in snapshots_on(files.values(), chain.snapshots)}
     try:
         return sum(file.n_bytes for file in files.values() if remove_file(file.path))

@@ -107,7 +107,7 @@ class Kept:
 
     def _below(self, parent: bytes) -> dict[bytes, Link]:
         with self._store.ram.lock:
-            found = {child.link.key: child.link for child in self._store.ram.children(parent)}
+            found = {child.link.key: child.link for child in self._store.ram.following(parent)}
         if self._folder is not None:
             try:
                 found |= {link.key: link for link in links_below(self._folder, self._root, parent) if not link.snapshot}

@@ -11,7 +11,7 @@ import numpy as np
 from edgekv.prefix_cache.blocks import Block, Link
 from edgekv.prefix_cache.held import HeldBlock
 from edgekv.prefix_cache.place import Child, covered_tails, log
-from edgekv.prefix_cache.results import Holds, StoreStats
+from edgekv.prefix_cache.results import StoreStats
 from edgekv.prefix_cache.writer import Writer
 
 T = TypeVar("T")
@@ -21,12 +21,11 @@ class Ram:
     """RAM of one store, or of several, which then evict the block that any of them used least recently. Keys of different model identities never
     meet."""
 
-    name = "ram"
-    """As in BlockPiece.source."""
+    name, far, working = "ram", False, True
 
     def __init__(self) -> None:
         self.lock = threading.Condition()
-        """Of everything here; every method but `take_out` is called with it held."""
+        """Of everything here; every method but `take_out` and those of a `Tier` is called with it held."""
         self.n_bytes = 0
         """Bytes of all blocks, and of those being read that will stay."""
         self._blocks: OrderedDict[bytes, Block | HeldBlock] = OrderedDict()  # the least recently used first
@@ -65,7 +64,7 @@ class Ram:
         """The least recently used first."""
         return (block.link for block in self._blocks.values())
 
-    def children(self, parent: bytes, snapshots: bool = False) -> list[Child]:
+    def following(self, parent: bytes, snapshots: bool = False) -> list[Child]:
         """The blocks that follow one; or the snapshots behind it, or a root, and fewer than BLOCK_TOKENS further tokens."""
         blocks = [self._blocks[key] for key in sorted((self._snapshots if snapshots else self._children).get(parent, ()))]
         return [Child(block.link, block.tokens) for block in blocks]
@@ -73,7 +72,7 @@ class Ram:
     def put(self, block: Block | HeldBlock) -> float:
         """Keep a block, which is not there or only rounded, as the most recently used one. What it makes superfluous goes: tails, and its rounded copy.
         Their pins are its own from now on: returns their time, 0 if there are none."""
-        gone = [] if block.link.snapshot else [child.link for child in covered_tails(self.children(block.link.parent), block, block.link.rounded)]
+        gone = [] if block.link.snapshot else [child.link for child in covered_tails(self.following(block.link.parent), block, block.link.rounded)]
         gone += [block.link] if block.link.key in self._blocks else []
         for link in gone:
             self.remove(link.key)
@@ -106,9 +105,30 @@ class Ram:
     def pinned_like(self, link: Link, tokens: np.ndarray) -> bytes:
         """A block beside this one that begins with these tokens, is read as well, and is pinned already; else this one. So many prompts with a common
         beginning that stays pin it once."""
-        alike = (child.link.key for child in self.children(link.parent)
+        alike = (child.link.key for child in self.following(link.parent)
                  if child.link.reading <= link.reading and self.pins.until(child.link.key) and np.array_equal(child.tokens[: len(tokens)], tokens))
         return next(alike, link.key)
+
+    # ---- as a tier ---------------------------------------------------------------------------------------------------------------------
+
+    def have(self, links: Sequence[Link]) -> list[bool]:
+        with self.lock:
+            return [self._serving(link) is not None for link in links]
+
+    def children(self, parents: Sequence[bytes], snapshots: bool = False) -> list[list[Child]]:
+        with self.lock:
+            return [self.following(parent, snapshots) for parent in parents]
+
+    def open(self, links: Sequence[Link]) -> list[Block | HeldBlock | None]:
+        """They are in use until the caller says otherwise (`Holds`)."""
+        with self.lock:
+            found = [self._serving(link) for link in links]
+            self.in_use.update(block.link.key for block in found if block is not None)
+            return found
+
+    def _serving(self, link: Link) -> Block | HeldBlock | None:
+        block = self._blocks.get(link.key)
+        return block if block is not None and block.link.will_do(link) else None
 
     # ---- writers -----------------------------------------------------------------------------------------------------------------------
 
@@ -243,37 +263,6 @@ class Pins:
         for last in self._until:
             key = last
             while key not in found and (block := self._ram.get(key)) is not None:
-                found |= {key, *(one.link.key for parent in (key, block.link.parent) for one in self._ram.children(parent, snapshots=True))}
+                found |= {key, *(one.link.key for parent in (key, block.link.parent) for one in self._ram.following(parent, snapshots=True))}
                 key = block.link.parent
         return found
-
-
-class RamTier:
-    """RAM, as a place below it is asked."""
-
-    name = Ram.name
-    far = False
-    working = True
-
-    def __init__(self, ram: Ram):
-        self._ram, self._lock = ram, ram.lock
-        self.holds = Holds()
-        """Of what was opened."""
-
-    def have(self, links: Sequence[Link]) -> list[bool]:
-        with self._lock:
-            found = [self._ram.get(link.key) for link in links]
-            return [block is not None and block.link.will_do(link) for link, block in zip(links, found)]
-
-    def children(self, parents: Sequence[bytes], snapshots: bool = False) -> list[list[Child]]:
-        with self._lock:
-            return [self._ram.children(parent, snapshots) for parent in parents]
-
-    def open(self, links: Sequence[Link]) -> list[Block | HeldBlock | None]:
-        """They stay in RAM as long as they are held."""
-        with self._lock:
-            found = [block if (block := self._ram.get(link.key)) is not None and block.link.will_do(link) else None for link in links]
-            keys = [block.link.key for block in found if block is not None]
-            self._ram.in_use.update(keys)
-            self.holds.keys += keys
-            return found

@@ -12,7 +12,7 @@ from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.prefix_cache.held import HeldBlock
 from edgekv.prefix_cache.place import Child, Place, Tier
-from edgekv.prefix_cache.ram import Ram, RamTier
+from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import KeptSnapshot, Miss, PrefixHit
 from edgekv.prefix_cache.search import AHEAD, Match
 from edgekv.prefix_cache.writer import Writer
@@ -59,12 +59,12 @@ class Snapshots:
             self._ram.touch(link.key for link in chain)
         return True
 
-    def cut(self, hit: PrefixHit, match: Match, goes_on: int, ram: RamTier) -> PrefixHit:
-        """The hit up to the furthest snapshot that lies after `goes_on` tokens, before the last token, and not after the rows. `ram`: of the hit."""
+    def cut(self, hit: PrefixHit, match: Match, goes_on: int) -> PrefixHit:
+        """The hit up to the furthest snapshot that lies after `goes_on` tokens, before the last token, and not after the rows."""
         tokens, root, read_with, n_have = *match.asked[:3], match.n_have
         last = min(len(tokens) - 1, max(hit.end, n_have))
         parents = self._parents(hit.chain, tokens[:last], root, n_have, read_with)
-        tiers: list[Tier] = [ram, *(place for place in match.places if place.working)]
+        tiers: list[Tier] = [self._ram, *(place for place in match.places if place.working)]
         found: dict[tuple[str, bytes], list[Child]] = {}
         for i in range(len(parents) - 1, goes_on // BLOCK_TOKENS - 1, -1):
             first = i * BLOCK_TOKENS
@@ -73,6 +73,8 @@ class Snapshots:
                         and link == snapshot_link(link.parent, link.reading, its_tokens, read_with.of(link.reading)))
                 if fits and (block := tier.open([link])[0]) is not None:
                     assert not isinstance(block, HeldBlock), "rows alone lie in slots"
+                    if tier is self._ram:
+                        hit.holds.keys.append(link.key)
                     kept = KeptSnapshot(first + link.n, tier.name, block)
                     pieces = tuple(replace(piece, n=min(piece.n, kept.position - piece.first))
                                    for piece in hit.pieces if piece.first < kept.position)
@@ -92,7 +94,7 @@ class Snapshots:
         """Keys of those whose last tokens no block in RAM has, with the lock held."""
         found = [block for link in self._ram.links() if link.snapshot and link.n and (block := self._ram.get(link.key)) is not None]
         return [one.link.key for one in found
-                if not any(np.array_equal(child.tokens[: one.link.n], one.tokens) for child in self._ram.children(one.link.parent))]
+                if not any(np.array_equal(child.tokens[: one.link.n], one.tokens) for child in self._ram.following(one.link.parent))]
 
     def _chain(self, of: Conversation, readings: np.ndarray) -> list[Link]:
         """The links of the whole blocks before the snapshot, as an insert of their rows gives them, and its own."""
@@ -122,7 +124,7 @@ class Snapshots:
         on_chain: dict[int, list[Link]] = defaultdict(list)
         for i, parent in enumerate([root, *(link.key for link in chain[:-1])]):
             first = i * BLOCK_TOKENS
-            for one in self._ram.children(parent, snapshots=True):
+            for one in self._ram.following(parent, snapshots=True):
                 if first + one.link.n < len(tokens) and np.array_equal(one.tokens, tokens[first : first + one.link.n]):
                     on_chain[first + one.link.n].append(one.link)
         passed = [link for position in sorted(on_chain, reverse=True)[N_NEWEST - 1 :] for link in on_chain[position]

@@ -15,7 +15,7 @@ from edgekv.prefix_cache.held import HeldBlock, HeldRows
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.place import Child, Outcome, Place, Tier, log
 from edgekv.prefix_cache.places import open_places, told, unreadable
-from edgekv.prefix_cache.ram import Ram, RamTier
+from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import BlockPiece, Holds, KeptSnapshot, Miss, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.prefix_cache.search import ChainStep, Match, Search, read_with_these
 from edgekv.prefix_cache.settings import StoreSettings
@@ -48,7 +48,6 @@ class PrefixStore:
         self._lock = self.ram.lock
         self.in_flight = InFlight(identity.layout)
         """Rows on their way into sequences."""
-        self._upper = RamTier(self.ram)
         self._writers = [Writer(place, self._lock, self.ram.to_write, self._written, lambda: not self.ram.hurried and answering())
                          for place in self.places]
         self._snapshots = Snapshots(self.ram, self.places, self._writers, self._blocks, self._make_room, self._write)
@@ -65,7 +64,7 @@ class PrefixStore:
         itself; what is loaded then ends at the last snapshot after them, and has no pieces if there is none."""
         places = tuple(place for place in self.places if not (near and place.far))
         match = Match(self._complete(asked), accepts, n_have, goes_on, places)
-        return match if self._needless(match) else Search([self._upper, *places], match).run()
+        return match if self._needless(match) else Search([self.ram, *places], match).run()
 
     def _complete(self, of: Conversation) -> Conversation:
         return of._replace(tokens=np.ascontiguousarray(of.tokens, dtype=np.int32), root=of.root or self._root)
@@ -82,8 +81,8 @@ class PrefixStore:
             return PrefixHit()
         n_have, missed, places = match.n_have, match.missed, match.places
         pieces: list[BlockPiece] = []
-        ram, at = RamTier(self.ram), 0
-        for step, opened in zip(match.steps, self._open(match.steps, n_have, ram, places)):
+        holds, at = Holds(), 0
+        for step, opened in zip(match.steps, self._open(match.steps, n_have, holds, places)):
             first, at = max(at, n_have), at + step.n
             if at <= n_have:
                 continue
@@ -92,9 +91,9 @@ class PrefixStore:
                 break
             block, source = opened
             pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, self._reads(block), block))
-        hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), ram.holds, None, told(self.places, missed))
+        hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), holds, None, told(self.places, missed))
         if match.goes_on is not None:
-            hit = self._snapshots.cut(hit, match, match.goes_on, ram)
+            hit = self._snapshots.cut(hit, match, match.goes_on)
         self._let_stay(hit)
         return hit
 
@@ -157,18 +156,21 @@ class PrefixStore:
             self._put(block.block())
             self.ram.below.add(block.link.key)
 
-    def _open(self, steps: Sequence[ChainStep], n_have: int, ram: RamTier, places: Sequence[Place]) -> list[tuple[Block | HeldBlock | ComingBlock, str] | None]:
+    def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | HeldBlock | ComingBlock, str] | None]:
         """The block of each step, and the tier that it came from; None if it is not needed or cannot be had. Blocks in RAM stay there."""
         opened: list[tuple[Block | HeldBlock | ComingBlock, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])
         needed = [i for i, end in enumerate(ends) if end > n_have]
         # From RAM; else from the place where the search found a block; if that fails, or evicted it meanwhile, from any other.
-        order: list[tuple[Tier, bool]] = [(ram, False), *((place, True) for place in places), *((place, False) for place in places)]
+        order: list[tuple[Tier, bool]] = [(self.ram, False), *((place, True) for place in places), *((place, False) for place in places)]
         for tier, found in order:
-            wanted = [i for i in needed if opened[i] is None and (tier is ram or (steps[i].tier is tier) == found)]
+            wanted = [i for i in needed if opened[i] is None and (tier is self.ram or (steps[i].tier is tier) == found)]
             if wanted and tier.working:
                 for i, block in zip(wanted, tier.open([steps[i].link for i in wanted])):
-                    opened[i] = None if block is None else (block, tier.name)
+                    if block is not None:
+                        opened[i] = block, tier.name
+                        if tier is self.ram:
+                            holds.keys.append(steps[i].link.key)
         return opened
 
     def _let_stay(self, hit: PrefixHit) -> None:
@@ -260,7 +262,7 @@ class PrefixStore:
         """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings. Rounded copies count where these
         rows are to be rounded, or may have been."""
         rounded = may_round or Reading.ROUNDED in readings
-        near: list[Tier] = [self._upper, *(place for place in self.places if not place.far and place.working)]
+        near: list[Tier] = [self.ram, *(place for place in self.places if not place.far and place.working)]
         if len(part) == BLOCK_TOKENS:
             links = [child_link(parent, Reading(reading), part, read_with.of(Reading(reading)), rounded) for reading in readings]
             had = [tier.have(links) for tier in near]
@@ -323,7 +325,7 @@ class PrefixStore:
         with self._lock:
             while pending:
                 key = pending.pop()
-                pending += [child.link.key for snapshots in (False, True) for child in self.ram.children(key, snapshots)]
+                pending += [child.link.key for snapshots in (False, True) for child in self.ram.following(key, snapshots)]
                 if key in self.ram:
                     self.ram.remove(key)
             for key in self._snapshots.without_rows():

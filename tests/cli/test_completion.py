@@ -90,7 +90,7 @@ def test_values_are_offered(ask):
     assert ask("chat --prefetch ") == list(PREFETCHERS)
     assert ask("chat --ctx ") == ask("serve --kv-budget ") == ["auto"]
     assert ask("bench --modes off,spa") == ["off,sparse"]
-    assert ask("lab quality --tasks passkey,var") == ["passkey,variables", "passkey,variables-4hop"]
+    assert ask("lab quality --tasks passkey,var") == ["passkey,variables"]
     assert ask("bench --cache-type-k f16,q8") == ["f16,q8_0"]
     assert ask("lab trace record --text ") == [*TEXTS, "file,"]
     assert "llama-3-8b" in ask("models synth lla")

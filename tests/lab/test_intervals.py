@@ -72,13 +72,6 @@ def test_retention():
         Retention.of((True,), (True, False))
 
 
-def test_what_guesses_find_says_nothing():
-    """True or false: six of eight may be luck, eight are not."""
-    six, eight = (sum((Retention.of((i < n,), (True,), 0.5) for i in range(8)), Retention()) for n in (6, 8))
-    assert six.luck == eight.luck == 4 and six.says_nothing and not eight.says_nothing
-    assert not Retention(8, 6).says_nothing and eight.row()["luck"] == 4 and not (eight + Retention(8, 8, 8, 8)).says_nothing
-
-
 def test_effort():
     effort = Effort([Work(Kind.READ, 50, 100), Work(Kind.READ, 150, 100), Work(Kind.DECODE, 200, 10), Work(Kind.DECODE, 200, 10)])
     effort.add(Work(Kind.READ, 50, 100), 100 * (1 + 50 * 0.1))

@@ -108,33 +108,7 @@ def test_every_task_runs_on_random_weights(synthetic):
     assert {row["task"] for row in rows} == {*TASKS, "all"} and {row["mode"] for row in rows} == {"off", "exact", SPARSE}
     for row in rows:
         assert row["asked"] > 0 or row["task"] == "all"
-        assert row["mode"] != SPARSE or row["task"] == "all" or row["kind"] == "grid" or 0 < row["attended_fraction"] < 1
-
-
-def test_the_grid_of_needles(synthetic, monkeypatch):
-    """One row for each fifth of the context, one column for each length; here a mode loses the second fifth of the longer one."""
-
-    def scripted(decoder, question, lead, follow):
-        lost = decoder.llama.kv.mode == "sparse" and decoder.position > 750 and int(5 * (question.depth or 0)) == 1
-        decode_some(decoder)
-        return ["wrong" if lost else f" {blank.expected}" for blank in question.blanks]
-
-    monkeypatch.setattr("edgekv.lab.questions.answers.ask", scripted)
-    rows = rows_of(synthetic(), n_steps=0, tasks=("needle-grid", "passkey"), lengths=(700, 800), n_samples=2)
-    cells = [row for row in rows if row["kind"] == "grid"]
-    assert [(row["mode"], row["length"], row["part"]) for row in cells] == [
-        (mode, length, part) for mode in ("off", "exact", SPARSE) for length in (700, 800) for part in (0.1, 0.3, 0.5, 0.7, 0.9)]
-    assert all((row["asked"], row["full_found"]) == (2, 2) and row["task"] == "needle-grid" for row in cells)
-    assert [row["found"] for row in cells] == 20 * [2] + 5 * [2] + [2, 0, 2, 2, 2] and cells[26]["wrong"].count("answered") == 2
-    (row,) = [row for row in rows if (row["kind"], row["task"], row["mode"], row["length"]) == ("task", "needle-grid", SPARSE, None)]
-    assert (row["asked"], row["kept"]) == (20, 18)
-    deep = f"{SPARSE},exact_tokens=768"
-    table = invoke(str(synthetic()), "--modes", f"{SPARSE},{deep}", "--text", "prose", "-n", "0", "--tasks", "needle-grid",
-                   "--lengths", "700,800", "-t", "1").stdout.split("\n\n")[-1].splitlines()
-    assert table[0].split() == "found of asked mode depth % at 700 at 800 note".split() and len(table) == 1 + 4 * 5
-    assert table[1].split() == "needle-grid off 0-20 1/1 1/1 -".split()
-    assert table[12].split() == f"needle-grid {SPARSE} 20-40 1/1 0/1 -".split()
-    assert table[16].split()[:5] == f"needle-grid {deep} 0-20 - 1/1".split() and "700 tokens: not counted" in table[16]
+        assert row["mode"] != SPARSE or row["task"] == "all" or 0 < row["attended_fraction"] < 1
 
 
 @pytest.mark.parametrize(("settings", "sentence"), [

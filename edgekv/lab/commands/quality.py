@@ -69,13 +69,6 @@ TASK_COLUMNS = [
     Column("note", "note", right=False, rank=8, least=14),
 ]
 
-GRID_COLUMNS = [
-    Column("task", "found of asked", right=False, rank=NAME),
-    Column("mode", "mode", right=False, rank=NAME),
-    Column("parts", "depth %", rank=NAME),
-    Column("note", "note", right=False, rank=8, least=14),
-]
-
 TYPE_COLUMNS = [
     Column("types", "K/V", right=False, rank=NAME),
     Column("bytes", "bytes a token", rank=7),
@@ -114,10 +107,8 @@ SAYS_NOTHING = "says nothing about the cache"
         "trained for]")
 @option("-n", "--steps", type=click.IntRange(0), default=256, show_default=True, help="Predictions to compare; 0 for none.")
 @option("--tasks", metavar="NAME,...", default="default", show_default=True, shell_complete=_tasks,
-        help="default: passkey, lines, uuid, niah-single, niah-multikey, variables, common-words, frequent-words, records, question-last, "
-             "question-first, after-cold, several. Also by name: niah-multivalue, niah-multiquery, niah-needles (a text of nothing but "
-             "needles), variables-4hop, needle-grid (found by depth and length), and forms of examinations: true-false, fill-in, choose, "
-             "match after the text, true-false-first, fill-in-first, choose-first, match-first before it. Also: all, none.")
+        help="passkey, lines, uuid, niah-single, niah-multikey, variables, common-words, frequent-words, records, question-last, "
+             "question-first, after-cold and several are all that there are, and the default; none: no task.")
 @option("--lengths", type=_COUNTS, help="Tokens of the tasks' contexts.  [default: 1024,2048,4096, as far as the model was trained]")
 @option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Contexts of each task and length.")
 @threads_option
@@ -141,8 +132,8 @@ def quality(
 
     Tasks: questions about long contexts. Each context is read in with full attention before the mode sees a question. "retention" is the
     share of full attention's right answers that the mode gives too; the row "off" shows stock's share. A task that full attention hardly
-    answers, or no better than guesses would, says nothing about the cache, and does not count in the row "all". A sparse mode's answers
-    while it attends everything do not count either.
+    answers says nothing about the cache, and does not count in the row "all". A sparse mode's answers while it attends everything do not
+    count either.
 
     Intervals are 95 %. JSON and CSV also have each length and the wrong answers. The same seed asks the same questions.
 
@@ -156,9 +147,9 @@ def quality(
     from edgekv.bench.text import find_text
     from edgekv.common.machine import n_cores
     from edgekv.lab.questions.quality import QualityBench, run
-    from edgekv.lab.tasks import TASKS, default_tasks
+    from edgekv.lab.tasks import TASKS
 
-    groups = {"default": default_tasks(), "all": tuple(TASKS), "none": ()}
+    groups = {"default": tuple(TASKS), "all": tuple(TASKS), "none": ()}
     own = _own_mode(policy, budget)
     request = QualityBench(
         model=model_path(model),
@@ -183,8 +174,7 @@ def quality(
         return
     shown = [_shown(row) for row in rows]
     tables = [([row for row in shown if row["kind"] == "text"], TEXT_COLUMNS),
-              ([row for row in shown if row["kind"] == "task" and row["length"] is None], TASK_COLUMNS),
-              _grid([row for row in rows if row["kind"] == "grid"])]
+              ([row for row in shown if row["kind"] == "task" and row["length"] is None], TASK_COLUMNS)]
     for sentence in _sentences(rows):
         prose(sentence, "bold")
     prose(measured_on(rows))
@@ -220,19 +210,6 @@ def _own_mode(policy: str | None, budget: str | None) -> tuple[str, ...]:
     if policy is None and budget is None:
         return ()
     return (f"evict:{'' if policy is None else f'policy={policy},'}evict_to={budget or _KEPT}",)
-
-
-def _grid(cells: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Column]]:
-    """A row for each part of the context, a column for each length: what was found there of what was asked."""
-    rows: dict[tuple[str, str, float], dict[str, Any]] = {}
-    lengths = list(dict.fromkeys(cell["length"] for cell in cells))
-    half = min((cell["part"] for cell in cells), default=0)
-    for cell in cells:
-        parts = f"{percent(cell['part'] - half, 0)}-{percent(cell['part'] + half, 0)}"
-        row = rows.setdefault((cell["task"], cell["mode"], cell["part"]), {"task": cell["task"], "mode": cell["mode"], "parts": parts})
-        row[cell["length"]] = f"{cell['found']}/{cell['asked']}" if cell["asked"] else None
-        row["note"] = "; ".join(filter(None, (row.get("note"), cell["note"]))) or None
-    return list(rows.values()), [*GRID_COLUMNS[:-1], *(Column(length, f"at {length:,}") for length in lengths), GRID_COLUMNS[-1]]
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -103,8 +103,8 @@ class QuestionPlan:
             for index in range(n_samples):
                 shared: dict[Context, list[AskedSample]] = {}
                 for task in tasks:
-                    for sample in TASKS.get(task).samples(seed, length, index, n_samples):
-                        shared.setdefault(sample.context, []).append(AskedSample(task, sample, self._n_asked(llama, sample)))
+                    sample = TASKS.get(task).sample(seed, length, index, n_samples)
+                    shared.setdefault(sample.context, []).append(AskedSample(task, sample, self._n_asked(llama, sample)))
                 for context, samples in shared.items():
                     built = context.build(llama, self.frame, text)
                     self.readings.append(TaskContext(built.tokens, tuple(samples)))

@@ -28,7 +28,7 @@ from edgekv.lab.questions.likeness import Likeness, compare
 from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
 from edgekv.lab.questions.start import Start
 from edgekv.lab.questions.task_rows import ALL, AskedInModes
-from edgekv.lab.tasks import TASKS, default_tasks
+from edgekv.lab.tasks import TASKS
 from edgekv.measure.contexts import BATCH_TOKENS, ContextError
 from edgekv.measure.decoder import Decoder
 from edgekv.models import geometry
@@ -46,9 +46,8 @@ FIGURES = (
 )
 """Figures of a text. _low and _high are the ends of 95 % intervals."""
 
-COUNTS = ("asked", "full_found", "found", "kept", "extra", "retention", "retention_low", "retention_high", "luck", "says_nothing",
-          "wrong")
-"""Figures of a task or a cell of a grid, see `Retention.row`; `wrong`: the mode's wrong answers where full attention is right."""
+COUNTS = ("asked", "full_found", "found", "kept", "extra", "retention", "retention_low", "retention_high", "says_nothing", "wrong")
+"""Figures of a task, see `Retention.row`; `wrong`: the mode's wrong answers where full attention is right."""
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int, float | None], None]
@@ -66,7 +65,7 @@ class QualityBench(Struct, frozen=True):
     """Tokens of context before the predictions; None: DEPTH, or the model's trained context if shorter."""
     n_steps: int = 256
     """Predictions compared; 0: none."""
-    tasks: tuple[str, ...] = default_tasks()
+    tasks: tuple[str, ...] = tuple(TASKS)
     lengths: tuple[int, ...] | None = None
     """Tokens of the tasks' contexts; None: LENGTHS up to the model's trained context."""
     n_samples: int = 1
@@ -234,8 +233,7 @@ class _Run:
         return answers
 
     def _task_rows(self, answers: Mapping[str, Answers]) -> list[Row]:
-        asked = AskedInModes(self.bench.tasks, self.bench.all_modes, answers)
-        return [self._row(**figures) for figures in (*asked.rows(), *asked.grid())]
+        return [self._row(**figures) for figures in AskedInModes(self.bench.tasks, self.bench.all_modes, answers).rows()]
 
     # ---- common -------------------------------------------------------------------------------------------------------------
 
@@ -243,7 +241,7 @@ class _Run:
         info = _native.info()
         notes = [text for text in (note, hooked_note(self.decoder.llama.kv)) if text]
         return {
-            "kind": kind, "mode": mode, **dict.fromkeys(("text", "depth", "n_steps", "task", "length", "part")), **dict.fromkeys(FIGURES),
+            "kind": kind, "mode": mode, **dict.fromkeys(("text", "depth", "n_steps", "task", "length")), **dict.fromkeys(FIGURES),
             **dict.fromkeys(COUNTS), "attended_fraction": None, "error": None, **figures, "n_samples": self.bench.n_samples,
             "seed": self.bench.seed, "threads": self.bench.n_threads, "type_k": self.bench.caches.type_k.value,
             "type_v": self.bench.caches.type_v.value, "model": Path(self.bench.model).name, "isa": info["isa"],

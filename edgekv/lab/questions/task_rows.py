@@ -1,4 +1,4 @@
-"""The rows of answers: by task and length, and grids by depth and length."""
+"""The rows of answers, by task and length."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,6 @@ from edgekv.common.reports import SelectionReport
 from edgekv.lab.questions.answers import Answers, TaskAnswer
 from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
 from edgekv.lab.results.retention import Retention
-from edgekv.lab.tasks import TASKS
 
 ALL = "all"
 """The text or task in a row about all of them."""
@@ -37,18 +36,6 @@ class AskedInModes:
         if len(self.tasks) > 1:
             yield from (self._row(mode, ALL, sound, None) for mode in self.modes)
 
-    def grid(self) -> Iterator[Figures]:
-        """Rows by mode, length and part of the context, for tasks whose answers have a depth. `part` is the middle of the part, as a share."""
-        for task in self.tasks:
-            n_parts = TASKS.get(task).n_places
-            for mode in self.modes if n_parts > 1 else ():
-                for length in self.lengths:
-                    for part in range(n_parts):
-                        counts, wrong, note = self._counts(mode, lambda answer, length=length, part=part, task=task, n_parts=n_parts: (  # type: ignore[misc]  # defaults
-                            answer.task == task and answer.n_context == length and int(answer.question.depth * n_parts) == part))
-                        yield {"kind": "grid", "mode": mode, "task": task, "length": length, "part": (part + 0.5) / n_parts,
-                               **counts.row(), "wrong": wrong, "note": note}
-
     def _row(self, mode: str, task: str, tasks: Sequence[str], length: int | None) -> Figures:
         counts, wrong, note = self._counts(mode, lambda answer: answer.task in tasks and length in (None, answer.n_context))
         selection = SelectionReport()
@@ -64,7 +51,7 @@ class AskedInModes:
         count."""
         both = [(full, own) for full, own in zip(self.answers[FULL].given, self.answers[mode].given, strict=True) if asked(full)]
         pairs = [(full, own) for full, own in both if own.sparse]
-        counts = sum((Retention.of(full.found, own.found, own.question.chance) for full, own in pairs), Retention())
+        counts = sum((Retention.of(full.found, own.found) for full, own in pairs), Retention())
         dense = sorted({own.n_context for _, own in both if not own.sparse})
         note = f"{ATTENDED_EVERYTHING} in {' and '.join(f'{n:,}' for n in dense)} tokens: not counted" if dense else None
         return counts, "; ".join(text for full, own in pairs if (text := _wrong(full, own))), note

@@ -15,14 +15,14 @@ Row = dict[str, Any]
 WANTED = ("rows of `edgekv bench -o json`, `edgekv bench serve -o json`, `edgekv lab quality -o json` or `edgekv lab sim -o json` "
           "as *.json or *.jsonl, the plan of `edgekv plan --json`, ladder.json (edgekv lab ladder --save), or traces as *.npz")
 
-_KINDS = ("bench", "ladder", "text", "task", "grid")
+_KINDS = ("bench", "ladder", "text", "task")
 _KEYS = {"sim": {"policy", "budget", "observe", "hit_rate_mass"}, "serve": {"server", "part", "clients"}, "plan": {"parts", "limits", "speeds", "model"}}
 """What tells rows that do not name their kind."""
 
 
 class Folder(Struct):
     rows: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
-    """Rows by kind: bench, ladder; text, task and grid of `edgekv lab quality`; sim, serve and plan."""
+    """Rows by kind: bench, ladder; text and task of `edgekv lab quality`; sim, serve and plan."""
     traces: dict[str, Path] = field(default_factory=dict)
     """Traces by name of the text, or of the file if two have the same text."""
     ignored: list[str] = field(default_factory=list)

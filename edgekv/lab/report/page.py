@@ -58,7 +58,7 @@ def all_sections(folder: Folder, columns: Mapping[str, Sequence[Any]]) -> list[S
     text, trace = next(iter(folder.traces.items()), (None, None))
     return [
         answers_or_prompts(of["bench"], plan, prompts=False), quality(of["text"]), answers_or_prompts(of["bench"], plan, prompts=True),
-        retention(of["task"], of["grid"], columns["task"]), hits(of["bench"]), memory(of["bench"]), clients(of["serve"], columns["serve"]),
+        retention(of["task"], columns["task"]), hits(of["bench"]), memory(of["bench"]), clients(of["serve"], columns["serve"]),
         planned(of["plan"]), ladder(of["ladder"], columns["ladder"]), budgets(of["sim"], columns["sim"]), head_roles(text, trace),
     ]
 

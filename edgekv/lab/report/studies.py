@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from edgekv.common.enums import FULL, STOCK, STOCK_KERNELS
-from edgekv.common.units import percent, tokens
+from edgekv.common.units import percent
 from edgekv.lab.heads.roles import ROLES, of_steps
 from edgekv.lab.report.pictures import STOCK_NAME, Panel, line_chart, retention_chart, role_map
 from edgekv.lab.report.sections import Column, Row, Section, lines_of, where
@@ -57,8 +57,8 @@ def _point(row: Row) -> Row | None:
     return None if skip or None in figures.values() else {**row, "mode": name, "dial": ", ".join(dials) or "default", **figures}
 
 
-def retention(tasks: Sequence[Row], grid: Sequence[Row], columns: Iterable[Any]) -> Section:
-    """Tasks of `edgekv lab quality`, and where in the context answers are found."""
+def retention(tasks: Sequence[Row], columns: Iterable[Any]) -> Section:
+    """Tasks of `edgekv lab quality`."""
     section = Section("retention", "Retention by task")
     rows = [{**row, "retention_interval": None if row["retention_low"] is None else f"{percent(row['retention_low'], 0)}..{percent(row['retention_high'], 0)}"}
             for row in tasks if row.get("mode") != FULL and row.get("length") is None]
@@ -76,9 +76,6 @@ def retention(tasks: Sequence[Row], grid: Sequence[Row], columns: Iterable[Any])
     if silent:
         section.text += f" The model itself cannot do {', '.join(silent)}: that says nothing about the cache."
     section.table(rows, columns, where(rows))
-    section.table([row for row in grid if row.get("asked")], (
-        Column("task", "task"), Column("mode", "mode"), Column("length", "tokens", tokens), Column("part", "depth %", percent), Column("found", "found"),
-        Column("asked", "asked")), "by the length of the context and by where in it the answer stands")
     return section
 
 

@@ -22,25 +22,19 @@ class Retention(Struct, frozen=True):
     n_found: int = 0
     n_kept: int = 0
     """Answers that both find."""
-    luck: float = 0.0
-    """Answers that blind guesses would find, on average."""
 
     def __add__(self, other: Retention) -> Retention:
-        return Retention(self.n_asked + other.n_asked, self.n_full + other.n_full, self.n_found + other.n_found,
-                         self.n_kept + other.n_kept, self.luck + other.luck)
+        return Retention(self.n_asked + other.n_asked, self.n_full + other.n_full, self.n_found + other.n_found, self.n_kept + other.n_kept)
 
     @classmethod
-    def of(cls, full: tuple[bool, ...], mode: tuple[bool, ...], chance: float = 0.0) -> Retention:
-        """The answers to one question, in the same order; `chance` is the share that a guess finds."""
+    def of(cls, full: tuple[bool, ...], mode: tuple[bool, ...]) -> Retention:
+        """The answers to one question, in the same order."""
         if len(full) != len(mode):
             raise ValueError(f"{len(full)} answers of full attention and {len(mode)} of the mode")
-        return cls(len(full), sum(full), sum(mode), sum(a and b for a, b in zip(full, mode)),
-                   chance * len(full))
+        return cls(len(full), sum(full), sum(mode), sum(a and b for a, b in zip(full, mode)))
 
     @property
     def says_nothing(self) -> bool:
-        if self.luck and wilson(self.n_full, self.n_asked)[0] <= self.luck / self.n_asked:
-            return True  # guesses may have found so many
         return self.n_full < HANDFUL and 2 * self.n_full < self.n_asked or not self.n_full
 
     @property
@@ -55,5 +49,5 @@ class Retention(Struct, frozen=True):
         return {
             "asked": self.n_asked, "full_found": self.n_full, "found": self.n_found, "kept": self.n_kept,
             "extra": self.n_found - self.n_kept, "retention": self.share, "retention_low": low, "retention_high": high,
-            "luck": self.luck, "says_nothing": self.says_nothing,
+            "says_nothing": self.says_nothing,
         }

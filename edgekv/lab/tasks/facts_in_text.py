@@ -21,10 +21,10 @@ def question_last(random: Random, n_tokens: int, place: float) -> TaskSample:
 @task("question-first", "one fact in a text; the question stands before it, and after it only the beginning of the answer",
       family="facts")
 def question_first(random: Random, n_tokens: int, place: float) -> TaskSample:
-    facts, context = facts_in_text(random, n_tokens, place)
+    facts, context = _facts_in_text(random, n_tokens, place)
     fact = facts[int(place * N_FACTS) % N_FACTS]
     asked_first = replace(context, opening=f"{fact.asked} Find the answer in this text.\n\n")
-    return TaskSample(asked_first, (_question(fact, ""),), question_in_context=True)
+    return TaskSample(asked_first, (_question(fact, ""),))
 
 
 @task("after-cold", f"four facts in a text, asked for after {N_COLD} tokens of other text", family="facts")
@@ -38,11 +38,11 @@ def several(random: Random, n_tokens: int, place: float) -> TaskSample:
 
 
 def _sample(random: Random, n_tokens: int, place: float, n_cold: int = 0, in_turn: bool = False) -> TaskSample:
-    facts, context = facts_in_text(random, n_tokens, place)
+    facts, context = _facts_in_text(random, n_tokens, place)
     return TaskSample(context, tuple(_question(fact, fact.asked) for fact in facts), n_cold, in_turn)
 
 
-def facts_in_text(random: Random, n_tokens: int, place: float) -> tuple[list[Fact], Context]:
+def _facts_in_text(random: Random, n_tokens: int, place: float) -> tuple[list[Fact], Context]:
     """N_FACTS facts, and a context with the facts planted in it."""
     facts = [Fact(subject, str(value)) for subject, value in
              zip(random.sample(SUBJECTS, N_FACTS), random.sample(range(1000, 10000), N_FACTS))]

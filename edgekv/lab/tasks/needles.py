@@ -25,7 +25,7 @@ def passkey(random: Random, n_tokens: int, place: float) -> TaskSample:
       "How Long Can Open-Source LLMs Truly Promise on Context Length? (LongEval, line retrieval), 2023")
 def lines(random: Random, n_tokens: int, place: float) -> TaskSample:
     keys = [f"{a}-{b}" for a, b in zip(random.sample(ADJECTIVES, 8), random.sample(NOUNS, 8))]
-    values = numbers(random, len(keys))
+    values = _numbers(random, len(keys))
     context = Context(n_tokens, needles=tuple(f"The register {key} holds the value {value}." for key, value in zip(keys, values)),
                       depths=spread(len(keys), place), skip=_skip(random))
     return TaskSample(context, tuple(
@@ -54,22 +54,17 @@ def niah_multikey(random: Random, n_tokens: int, place: float) -> TaskSample:
     return _asked_for(random, n_tokens, place, 4)
 
 
-def magic_numbers(random: Random, n_tokens: int, place: float, n: int) -> tuple[list[tuple[str, str]], Context]:
-    """(city, its number) of `n` cities, and a context with these planted in it."""
-    pairs = list(zip(random.sample(CITIES, n), numbers(random, n)))
-    return pairs, Context(n_tokens, needles=tuple(f"The magic number of {city} is {value}." for city, value in pairs),
-                          depths=spread(n, place), skip=_skip(random))
-
-
 def _asked_for(random: Random, n_tokens: int, place: float, n: int) -> TaskSample:
-    pairs, context = magic_numbers(random, n_tokens, place, n)
+    pairs = list(zip(random.sample(CITIES, n), _numbers(random, n)))
+    context = Context(n_tokens, needles=tuple(f"The magic number of {city} is {value}." for city, value in pairs), depths=spread(n, place),
+                      skip=_skip(random))
     return TaskSample(context, tuple(
         Question(f"What is the magic number of {city} mentioned in the text?",
                  (Blank(f"The magic number of {city} mentioned in the text is", value),))
         for city, value in pairs))
 
 
-def numbers(random: Random, n: int) -> list[str]:
+def _numbers(random: Random, n: int) -> list[str]:
     """Different numbers of four digits."""
     return [str(number) for number in random.sample(range(1000, 10000), n)]
 

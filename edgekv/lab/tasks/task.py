@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
 from msgspec import Struct
 
@@ -32,10 +31,6 @@ class Question(Struct, frozen=True):
     """A gap ends at the first space; otherwise only where a clause ends."""
     n_answer: int = 12
     """Most tokens of a gap."""
-    chance: float = 0.0
-    """Share of its gaps that a blind guess fills correctly."""
-    depth: float | None = None
-    """The answer's place in the context, as a share; answers with a depth make a grid of depth by length."""
 
     def grade(self, answers: Sequence[str]) -> tuple[bool, ...]:
         """For each expected item, whether it was found. `answers`: the texts of the gaps, in order."""
@@ -67,8 +62,6 @@ class Context(Struct, frozen=True):
     """The context's beginning in the text, as a share of the text's sentences."""
     words: tuple[str, ...] = ()
     """Words in place of text, as many as fit."""
-    filler: tuple[str, ...] = ()
-    """Sentences in place of the text's, each with the white space after it, as many as fit."""
 
     def build(self, llama: Llama, frame: Frame, text: Text) -> Haystack:
         """Build a context of `n_tokens` tokens, including the frame's beginning; the last ones end the paragraph. Raises ConfigError if
@@ -79,9 +72,8 @@ class Context(Struct, frozen=True):
             listed = plain(llama, " ".join(self.words))[: n - len(before)]
             return Haystack([*before, *listed, *end], [])
         starts = [round(depth * (self.n_tokens - MARGIN)) for depth in self.depths]
-        pieces = self.filler or sentences(text)
-        name = "what this task is made of" if self.filler else text.name
-        haystack = planted(llama, name, pieces[int(self.skip * len(pieces)) :], self.needles, starts, n, n, before)
+        pieces = sentences(text)
+        haystack = planted(llama, text.name, pieces[int(self.skip * len(pieces)) :], self.needles, starts, n, n, before)
         return Haystack([*haystack.tokens, *end], haystack.positions)
 
 
@@ -94,7 +86,6 @@ class TaskSample(Struct, frozen=True):
     """Tokens of other text decoded under the mode before the first question."""
     in_turn: bool = False
     """Each question follows the previous answer, as in a chat; otherwise each is asked as if it were the only one."""
-    question_in_context: bool = False
 
 
 class Task(Struct, frozen=True):
@@ -102,15 +93,6 @@ class Task(Struct, frozen=True):
     """Makes a sample from (random, tokens of the context, place); `place` from 0 to 1 shifts the planted sentences."""
     family: str
     """Tasks of a family get the same random numbers, so that they can share contexts."""
-    n_places: int = 1
-    """Contexts made for each requested one, each with a place of its own."""
-    by_default: bool = True
-    """Whether the task runs if no task is named; slow tasks and tasks beyond small models do not."""
-
-    def samples(self, seed: int, n_tokens: int, index: int, n_samples: int) -> list[TaskSample]:
-        """The samples for one of `n_samples` contexts: one for each of the task's places."""
-        first, n = index * self.n_places, n_samples * self.n_places
-        return [self.sample(seed, n_tokens, i, n) for i in range(first, first + self.n_places)]
 
     def sample(self, seed: int, n_tokens: int, index: int, n_samples: int) -> TaskSample:
         """One sample; equal arguments give equal samples. The places of `n_samples` samples are spread evenly, each at random within its part."""
@@ -121,19 +103,14 @@ class Task(Struct, frozen=True):
 TASKS: Registry[Task] = Registry("task")
 
 
-def task(name: str, description: str, source: str = "", family: str | None = None, **settings: Any) -> Callable[[Callable], Callable]:
-    """Register a function as a Task with these settings; by default the task is its own family."""
+def task(name: str, description: str, source: str = "", family: str | None = None) -> Callable[[Callable], Callable]:
+    """Register a function as a Task; by default it is its own family."""
 
     def register(make: Callable[[Random, int, float], TaskSample]) -> Callable[[Random, int, float], TaskSample]:
-        TASKS.add(name, Task(make, family or name, **settings), description, source)
+        TASKS.add(name, Task(make, family or name), description, source)
         return make
 
     return register
-
-
-def default_tasks() -> tuple[str, ...]:
-    """The tasks that run if none is named."""
-    return tuple(name for name in TASKS if TASKS.get(name).by_default)
 
 
 def spread(n: int, place: float) -> tuple[float, ...]:

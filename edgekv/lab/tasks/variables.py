@@ -15,25 +15,20 @@ N_CHAINS, N_HOPS = 2, 2
 @task("variables", "chains of boxes in a text (one holds a number, the next what that one holds); each link is asked for, and the "
                    "number at the end of each chain", RULER)
 def variables(random: Random, n_tokens: int, place: float) -> TaskSample:
-    chains, context = chained(random, n_tokens, place, N_CHAINS, N_HOPS)
-    questions = []
-    for chain, value in chains:
-        questions.append(_ask(chain[0], "holds the number", value))
-        questions += [_ask(to, "holds what the box", of) for of, to in pairwise(chain)]
-        questions.append(_ask(chain[-1], "holds what other boxes hold, and in the end that is the number", value))
-    return TaskSample(context, tuple(questions))
-
-
-def chained(random: Random, n_tokens: int, place: float, n_chains: int, n_hops: int) -> tuple[list[tuple[list[str], str]], Context]:
-    """(boxes, the first box's number) of each chain, and a context with the chains' links planted in order."""
-    names = random.sample(NAMES, n_chains * (n_hops + 1))
-    chains = [names[i::n_chains] for i in range(n_chains)]
-    values = [str(value) for value in random.sample(range(10000, 100000), n_chains)]
+    names = random.sample(NAMES, N_CHAINS * (N_HOPS + 1))
+    chains = [names[i::N_CHAINS] for i in range(N_CHAINS)]
+    values = [str(value) for value in random.sample(range(10000, 100000), N_CHAINS)]
     links = [[f"The box {chain[0]} holds the number {value}.",
               *(f"The box {to} holds what the box {of} holds." for of, to in pairwise(chain))]
              for chain, value in zip(chains, values)]
     needles = tuple(link for same_place in zip(*links) for link in same_place)
-    return list(zip(chains, values)), Context(n_tokens, needles=needles, depths=spread(len(needles), place), skip=random.random() / 2)
+    questions = []
+    for chain, value in zip(chains, values):
+        questions.append(_ask(chain[0], "holds the number", value))
+        questions += [_ask(to, "holds what the box", of) for of, to in pairwise(chain)]
+        questions.append(_ask(chain[-1], "holds what other boxes hold, and in the end that is the number", value))
+    context = Context(n_tokens, needles=needles, depths=spread(len(needles), place), skip=random.random() / 2)
+    return TaskSample(context, tuple(questions))
 
 
 def _ask(name: str, begins: str, expected: str) -> Question:

@@ -19,10 +19,10 @@ from edgekv.policies import POLICIES
 
 
 @pytest.mark.parametrize("scenario", [
-    Scenario(budget=0.4), Scenario(policy="lru", budget=0.3, observe="full", access="mass3%"),
-    Scenario(budget=0.3, observe="honest", access="top3"), Scenario(budget=0.3, split="uniform", observe="honest"),
+    Scenario(budget=0.4), Scenario(policy="lru", budget=0.3, observe="full"), Scenario(budget=0.3, observe="honest"),
+    Scenario(budget=0.3, split="uniform", observe="honest"),
     Scenario(policy="random", budget=Budget(tokens=100)), Scenario(budget=0.2, prefetch="rope", prefetch_pages=2)],
-    ids=lambda scenario: f"{scenario.name}, {scenario.access}, {scenario.prefetch}")
+    ids=lambda scenario: f"{scenario.name}, {scenario.split}, {scenario.prefetch}")
 def test_figures(scenario: Scenario):
     trace = random_trace()
     exists = np.array(trace.header.exists)
@@ -38,13 +38,7 @@ def test_figures(scenario: Scenario):
             mass = step.mass_sum[row, head, :end].astype(np.float64)
             chosen = set(np.flatnonzero(replay.chosen[row, head]).tolist())
             hot = chosen | brought[row, head]
-            if scenario.access.top:
-                by_mass = sorted(range(end), key=lambda page: (-mass[page], -page))
-                wanted = dict.fromkeys(by_mass[: scenario.access.top], 1)
-            elif scenario.access.share:
-                wanted = {page: 1 for page in range(end) if mass[page] > scenario.access.share * mass.sum()}
-            else:
-                wanted = dict(enumerate(step.n_read[row, head, :end].tolist()))
+            wanted = dict(enumerate(step.n_read[row, head, :end].tolist()))
             if measured:
                 of = sums[row, head]
                 of["hit_mass"] += mass[sorted(hot)].sum() / mass.sum()
@@ -219,7 +213,7 @@ def test_prefetch(prefetch, observe):
 @pytest.mark.parametrize(("changes", "match"), [
     ({"budget": 0.0}, "the budget is 0.0"), ({"budget": 1.5}, "the budget"), ({"split": "none"}, "no budget split 'none'"),
     ({"observe": "partly"}, "no observation mode 'partly'; choose one of: sampled, honest, full"),
-    ({"prefetch": "all"}, "no prefetch 'all'"), ({"access": "top0"}, "the access is 'top0'; write rows"), ({"access": "mass0%"}, "access"),
+    ({"prefetch": "all"}, "no prefetch 'all'"),
     ({"prefetch_pages": -1}, "prefetch_pages")])
 def test_settings_that_are_refused(changes, match):
     with pytest.raises(ConfigError, match=match):
@@ -260,7 +254,7 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize(("arguments", "code", "said"), [
     (("--set", "beta=1"), 2, "--set: 'beta=1' is not a setting; write NAME=VALUE, with one of alpha, "),
     (("--set", "seed=x"), 2, "seed is 'x'; it must be a whole number"), (("--policy", "best"), 2, "there is no policy 'best'"),
-    (("--budget", "x"), 2, "is 'x'; it must be a share of the context"), (("--access", "x"), 2, "the access is 'x'"),
+    (("--budget", "x"), 2, "is 'x'; it must be a share of the context"),
     (("--observe", "nothing"), 2, "'nothing' is not one of")])
 def test_mistakes(tmp_path, arguments, code, said):
     random_trace().write(tmp_path / "a.trace")

@@ -73,9 +73,6 @@ _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
         help="The prefetcher that brings in pages ahead of their use.")
 @option("--prefetch-pages", type=click.FloatRange(min=0), default=1.0, show_default=True,
         help="Pages that a head may prefetch for each token, on average over heads.")
-@option("--access", metavar="rows|topN|massP%", default="rows", show_default=True,
-        help="A head's accesses for a token: the rows that mode sparse reads, the N pages with most true mass, or those with more than "
-             "P % of it.")
 @option("--set", "assignments", multiple=True, metavar="NAME=VALUE",
         help="A setting of the policies, such as alpha=0.02. Several times for several.")
 @option("--by", type=click.Choice(["policy", "layer", "head"]), default="policy", show_default=True, help="One row for each of these.")
@@ -83,7 +80,7 @@ _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
 @output_option("md", "csv", "json")
 def sim(
     traces: tuple[Path, ...], specs: tuple[str, ...], shares: tuple[Budget, ...], observe: tuple[str, ...], split: str | None,
-    prefetch: str, prefetch_pages: float, access: str, assignments: tuple[str, ...], by: str, worst: int | None, output: str,
+    prefetch: str, prefetch_pages: float, assignments: tuple[str, ...], by: str, worst: int | None, output: str,
 ) -> None:
     """Replay recorded attention (`edgekv lab trace record`) against policies, without a model: a row for each trace, policy and
     budget.
@@ -93,7 +90,7 @@ def sim(
     counted. The columns, of which JSON and CSV have more:
 
     \b
-    hits       the share of a head's accesses (--access) to hot pages
+    hits       of the rows that mode sparse reads, the share in hot pages
     hit mass   the share of the true attention mass on hot pages, mean over
                heads and steps
     worst      the same, of the worst head
@@ -105,7 +102,7 @@ def sim(
     """
     from edgekv.lab.traces.sim import Scenario
 
-    base = Scenario(split=None if split is None else Split(split), prefetch=prefetch, prefetch_pages=prefetch_pages, access=access,
+    base = Scenario(split=None if split is None else Split(split), prefetch=prefetch, prefetch_pages=prefetch_pages,
                     settings=_settings(assignments))
     scenarios = [base.with_(policy=spec, budget=share, observe=seen) for spec in specs for seen in observe for share in shares]
     rows = []

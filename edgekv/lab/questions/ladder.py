@@ -202,7 +202,7 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
             progress(f"{text}: {rung.name}, {observe}, at {100 * budget:g} %", i, len(plans))
             found = simulate(trace, BASE.with_(budget=budget, observe=observe, **rung.scenario)).row()
             row = {**common, "rung": rung.name, "base": rung.base, "published": rung.published, "budget": budget,
-                   **{key: found[key] for key in ("policy", "split", "observe", "prefetch", "access")},
+                   **{key: found[key] for key in ("policy", "split", "observe", "prefetch")},
                    **{key: found[key] for key in _SIMULATED}}
             done[budget, row["observe"], rung.name] = row
             if (base := done.get((budget, row["observe"], rung.base))) is not None:

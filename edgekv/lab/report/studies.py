@@ -86,7 +86,7 @@ def ladder(rows: Sequence[Row], columns: Iterable[Any]) -> Section:
     panels = []
     for observe in dict.fromkeys(row.get("observe") for row in shown if row.get("observe") != "ahead"):  # the oracle, a ceiling for all
         lines = lines_of([row for row in shown if row.get("observe") == observe], "rung", "budget", "hit_rate")
-        panels.append(Panel(f"observed: {observe}", "hit rate, by access", lines, "percent"))
+        panels.append(Panel(f"observed: {observe}", "hit rate, by row", lines, "percent"))
     if panels:
         section.picture(line_chart(panels, "pages that are hot", percent_x=True), "Share of the rows that mode sparse reads which were in hot pages.")
         section.text = "What each idea adds to the hit rate, simulated on recorded attention; a gain is to the rung without the idea, in points."

@@ -24,8 +24,7 @@ affect later layers and tokens, as they would live.
 
 Figures, each by head and over all:
 
-    hit_rate       wanted and hot / wanted, by access. Wanted are the rows that mode sparse reads, or pages by their true
-                   mass (`Scenario.access`)
+    hit_rate       wanted and hot / wanted: the rows that mode sparse reads
     hit_rate_mass  true mass on hot pages / true mass on all pages. Under honest observation the hot pages are the attended ones, so
                    without prefetch this is the coverage: the kept attention
     hot            hot pages, in `Result.row` as a share of the visible ones
@@ -36,6 +35,6 @@ A policy chooses before the step, so its pages have been fetched by then. The pa
 
 from edgekv.lab.traces.sim.replay import Replay, simulate
 from edgekv.lab.traces.sim.result import Result
-from edgekv.lab.traces.sim.scenario import OBSERVATIONS, Access, Scenario
+from edgekv.lab.traces.sim.scenario import OBSERVATIONS, Scenario
 
-__all__ = ["OBSERVATIONS", "Access", "Replay", "Result", "Scenario", "simulate"]
+__all__ = ["OBSERVATIONS", "Replay", "Result", "Scenario", "simulate"]

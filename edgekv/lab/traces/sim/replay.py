@@ -10,7 +10,7 @@ from edgekv import policies
 from edgekv.common.enums import Split
 from edgekv.lab.traces.sim.hot import HotTier
 from edgekv.lab.traces.sim.result import Result
-from edgekv.lab.traces.sim.scenario import Access, Scenario
+from edgekv.lab.traces.sim.scenario import Scenario
 from edgekv.lab.traces.trace import Trace, TraceHeader, TraceStep
 from edgekv.pages.observation import Observation
 from edgekv.policies import Policy
@@ -27,7 +27,7 @@ def simulate(trace: Trace, scenario: Scenario, progress: Progress | None = None)
     """Simulate a scenario. Raises ConfigError for a policy or prefetcher that does not exist, or that the trace's model cannot use."""
     began = time.perf_counter()
     replay = Replay(trace, scenario)
-    for i, step in enumerate(trace.steps(scenario.needs_sampled)):
+    for i, step in enumerate(trace.steps()):
         replay.step(step)
         if progress is not None and i % REPORT_STEPS == 0:
             progress(i, len(trace))
@@ -35,7 +35,7 @@ def simulate(trace: Trace, scenario: Scenario, progress: Progress | None = None)
 
 
 class Replay:
-    """The state of a simulation between two steps. Steps have mode sparse's observation if `Scenario.needs_sampled`."""
+    """The state of a simulation between two steps. Steps have mode sparse's observation."""
 
     def __init__(self, trace: Trace, scenario: Scenario):
         header = trace.header
@@ -98,7 +98,7 @@ class Replay:
         fetched = self.hot.admit(chosen)
         if not step.warmup:
             brought = self.hot.brought[:, :, :end]
-            self._sums.add(step, chosen | brought, fetched, brought, Access.parse(self.scenario.access))
+            self._sums.add(step, chosen | brought, fetched, brought)
         return chosen
 
     def _honest(self, step: TraceStep, true: Observation, chosen: np.ndarray) -> Observation:
@@ -139,7 +139,7 @@ class _Sums:
         self._n_visible = 0
         self._hit_mass, self._hits, self._wanted, self._hot, self._fetched, self._prefetched = np.zeros((6, *self._exists.shape))
 
-    def add(self, step: TraceStep, hot: np.ndarray, fetched: np.ndarray, brought: np.ndarray, access: Access) -> None:
+    def add(self, step: TraceStep, hot: np.ndarray, fetched: np.ndarray, brought: np.ndarray) -> None:
         """Add a step. hot, brought (its prefetched pages): bool [layer, head, :n_used_end]; fetched: int [layer, head]."""
         end = step.n_used_end
         self._n_steps += 1
@@ -148,7 +148,7 @@ class _Sums:
         total = mass.sum(axis=2)
         self._hit_mass += _ratio(np.sum(mass, axis=2, where=hot), total)
         self._hot += hot.sum(axis=2)
-        wanted = _wanted(step, mass, total, access)
+        wanted = step.sampled[2][:, :, :end]
         self._hits += np.sum(wanted, axis=2, where=hot)
         self._wanted += wanted.sum(axis=2)
         prefetched = brought.sum(axis=2)
@@ -166,13 +166,3 @@ class _Sums:
             hit_rate_mass_by_head=by_head(self._hit_mass, n), hot_by_head=by_head(self._hot, n),
             fetched_by_head=by_head(self._fetched, n), prefetched_by_head=by_head(self._prefetched, n),
             n_wanted=self._wanted * self._exists, n_visible=self._n_visible / n, seconds=seconds)
-
-
-def _wanted(step: TraceStep, mass: np.ndarray, total: np.ndarray, access: Access) -> np.ndarray:
-    """[layer, head, :n_used_end]: the number of wanted rows of each page, or whether the page is wanted; of equal pages the newer."""
-    if access.top:
-        return budgets.divide(Split.UNIFORM, mass, np.False_, np.True_, access.top)
-    if access.share:
-        return mass > np.float32(access.share) * total[:, :, None]
-    _, _, n_read = step.sampled
-    return n_read[:, :, : step.n_used_end]

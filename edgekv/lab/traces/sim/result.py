@@ -31,7 +31,7 @@ class Result(Struct, frozen=True):
     prefetched_by_head: np.ndarray
     """Pages that prefetch made hot for a step."""
     n_wanted: np.ndarray
-    """Wanted rows or pages [layer, head], summed over all steps."""
+    """Wanted rows [layer, head], summed over all steps."""
     n_visible: float
     """Mean number of pages in a step."""
     seconds: float
@@ -51,13 +51,13 @@ class Result(Struct, frozen=True):
         return float(np.nanmean(by_head))
 
     def row(self) -> dict[str, Any]:
-        """Numbers and words for a table. hit_rate is by access; worst_mass is the lowest hit_rate_mass of any head; budget is a
+        """Numbers and words for a table. worst_mass is the lowest hit_rate_mass of any head; budget is a
         share, or a whole number of tokens."""
         scenario = self.scenario
         budget: Any = scenario.budget  # __post_init__ made it a Budget
         return {
             "policy": scenario.policy, "budget": budget.tokens or budget.share, "split": self.split.value,
-            "observe": self.observe, "prefetch": scenario.prefetch, "access": str(scenario.access),
+            "observe": self.observe, "prefetch": scenario.prefetch,
             "hit_rate": self.hit_rate, "hit_rate_mass": self.hit_rate_mass, "worst_mass": float(np.nanmin(self.hit_rate_mass_by_head)),
             "hot": self._mean(self.hot_by_head) / self.n_visible, "fetched": self._mean(self.fetched_by_head),
             "prefetched": self._mean(self.prefetched_by_head), "seconds": self.seconds,

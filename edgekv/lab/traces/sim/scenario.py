@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from msgspec import Struct, field
@@ -20,34 +19,6 @@ OBSERVATIONS.add("sampled", "sampled", "the policy sees what mode sparse reads: 
 OBSERVATIONS.add("honest", "honest", "the policy sees the pages it chose, as where it decides what is attended")
 OBSERVATIONS.add("full", "full", "the policy sees the true mass of every page, which no live system can")
 
-ROWS = "rows"
-
-
-class Access(Struct, frozen=True):
-    """The wants of a head in a step: the rows that mode sparse reads, or pages by their true mass."""
-
-    top: int = 0
-    """So many pages, those with most mass."""
-    share: float = 0.0
-    """The pages with more than this share of the head's mass. If both are 0: rows."""
-
-    @classmethod
-    def parse(cls, value: Access | str) -> Access:
-        """Parse "rows", "top8" or "mass1%". Raises ConfigError."""
-        if isinstance(value, Access):
-            return value
-        if value.strip() == ROWS:
-            return cls()
-        if match := re.fullmatch(r"top([1-9]\d*)", value.strip()):
-            return cls(top=int(match[1]))
-        if (match := re.fullmatch(r"mass(\d+(?:\.\d+)?)%", value.strip())) and 0 < float(match[1]) < 100:
-            return cls(share=float(match[1]) / 100)
-        raise ConfigError(f"the access is {value!r}; write rows for what mode sparse reads, topN for the N pages with most attention mass, "
-                          "or massP% for those with more than P % of it, such as top8 or mass1%")
-
-    def __str__(self) -> str:
-        return f"top{self.top}" if self.top else f"mass{100 * self.share:g}%" if self.share else ROWS
-
 
 class Scenario(Struct, frozen=True):
     """One simulation. Raises ConfigError for settings that do not go together."""
@@ -62,8 +33,6 @@ class Scenario(Struct, frozen=True):
     prefetch: str = "none"
     prefetch_pages: float = 1.0
     """Most prefetched pages of a head in a step, on average over heads."""
-    access: Access | str = Access()
-    """Decides what is wanted, for `hit_rate`."""
     settings: Mapping[str, int | float] = field(default_factory=dict)
     """Settings of the policies, by name."""
 
@@ -79,7 +48,6 @@ class Scenario(Struct, frozen=True):
         PREFETCHERS.get(self.prefetch)
         if self.prefetch_pages < 0:
             raise ConfigError(f"prefetch_pages is {self.prefetch_pages!r}; it must not be negative")
-        set_(self, "access", Access.parse(self.access))
 
     def with_(self, **changes) -> Scenario:
         return replace(self, **changes)
@@ -87,11 +55,6 @@ class Scenario(Struct, frozen=True):
     def n_budget(self, n_visible: int, page_tokens: int) -> int:
         """The average number of pages of a head."""
         return self.budget.pages(n_visible, page_tokens)  # type: ignore[union-attr]  # __post_init__ made it one
-
-    @property
-    def needs_sampled(self) -> bool:
-        """Whether the scenario uses mode sparse's observation."""
-        return self.observe == "sampled" or str(self.access) == ROWS
 
     @property
     def name(self) -> str:

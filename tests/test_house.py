@@ -26,7 +26,7 @@ BUDGETS = {
     "edgekv/bench": 2_803,
     "edgekv/common": 831,
     "edgekv/config": 997,
-    "edgekv/lab": 4_841,
+    "edgekv/lab": 4_826,
     "edgekv/measure": 1_313,
     "edgekv/pages": 185,
     "edgekv/planning": 2_669,

@@ -31,9 +31,9 @@ def head_mass(*shares: list[float], recent_pages: int = 1) -> HeadMass:
 def test_shares():
     mass = head_mass([0.4, 0.1, 0.3, 0.2], [0.25] * 4, [1.0, 0, 0, 0])
     assert mass.n_pages == 4
-    np.testing.assert_allclose(mass.sink[:, 0], [0.4, 0.25, 1.0])
-    np.testing.assert_allclose(mass.recent[:, 0], [0.2, 0.25, 0.0])
-    np.testing.assert_allclose(mass.rest[:, 0], [0.4, 0.5, 0.0])
+    np.testing.assert_allclose(mass.profile.sink[:, 0], [0.4, 0.25, 1.0])
+    np.testing.assert_allclose(mass.profile.recent[:, 0], [0.2, 0.25, 0.0])
+    np.testing.assert_allclose(mass.profile.middle[:, 0], [0.4, 0.5, 0.0])
     assert mass.effective_pages[1, 0] == pytest.approx(4.0) and mass.effective_pages[2, 0] == pytest.approx(1.0)
     entropy = -sum(p * math.log(p) for p in (0.4, 0.1, 0.3, 0.2))
     assert mass.effective_pages[0, 0] == pytest.approx(math.exp(entropy))
@@ -67,9 +67,9 @@ def test_observe(tiny, n_steps):
     assert mass.pages.min() >= 0 and mass.pages.std() > 0.01
     assert not tiny.kv.observers
     assert mass.profile.n_steps == n_steps
-    np.testing.assert_allclose(mass.sink + mass.recent + mass.rest, 1.0, atol=1e-6)
+    np.testing.assert_allclose(mass.profile.sink + mass.profile.recent + mass.profile.middle, 1.0, atol=1e-6)
     if n_steps == 1:  # then the steps' means are the sums' shares
-        np.testing.assert_allclose(mass.recent, mass.pages[:, :, -4:].sum(axis=2), atol=1e-6)
+        np.testing.assert_allclose(mass.profile.recent, mass.pages[:, :, -4:].sum(axis=2), atol=1e-6)
     assert all(role is not None for row in mass.profile.names() for role in row) == (n_steps > 1)
 
 

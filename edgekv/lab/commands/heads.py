@@ -191,8 +191,8 @@ def _draw(mass: HeadMass, name: str, picture: Path) -> None:
 
 
 def _rows(mass: HeadMass, texts: list[str], chosen: list[int]) -> list[dict[str, Any]]:
-    sink, recent, rest, effective, top = mass.sink, mass.recent, mass.rest, mass.effective_pages, mass.top_page
-    roles, profile = mass.profile.names(), mass.profile
+    profile, effective, top = mass.profile, mass.effective_pages, mass.top_page
+    roles = profile.names()
     rows = []
     for layer in mass.layers:
         if layer.il not in chosen or not layer.hooked:
@@ -201,8 +201,8 @@ def _rows(mass: HeadMass, texts: list[str], chosen: list[int]) -> list[dict[str,
             page = int(top[layer.il, head])
             rows.append({
                 "layer": layer.il, "head": head, "role": roles[layer.il][head],
-                "sink": float(sink[layer.il, head]), "recent": float(recent[layer.il, head]),
-                "rest": float(rest[layer.il, head]), "concentration": float(profile.concentration[layer.il, head]),
+                "sink": float(profile.sink[layer.il, head]), "recent": float(profile.recent[layer.il, head]),
+                "rest": float(profile.middle[layer.il, head]), "concentration": float(profile.concentration[layer.il, head]),
                 "change": float(profile.change[layer.il, head]),
                 "effective_pages": float(effective[layer.il, head]), "top_page": page,
                 "top_share": float(mass.pages[layer.il, head, page]) if page >= 0 else None,

@@ -50,21 +50,6 @@ class HeadMass(Struct, frozen=True):
         return self.pages.shape[2]
 
     @property
-    def sink(self) -> np.ndarray:
-        """Share of the first page."""
-        return self.profile.sink
-
-    @property
-    def recent(self) -> np.ndarray:
-        """Share of the last `recent_pages` pages of each step, without the first page."""
-        return self.profile.recent
-
-    @property
-    def rest(self) -> np.ndarray:
-        """Share of the pages between the first and the recent ones."""
-        return self.profile.middle
-
-    @property
     def effective_pages(self) -> np.ndarray:
         """Exponential of the shares' entropy: the number of pages that an evenly spread head with the same entropy would use."""
         share = np.where(self.pages > 0, self.pages, 1.0)  # 0 log 0 = 0

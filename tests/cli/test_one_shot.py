@@ -2,11 +2,10 @@
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 from support.program import EDGEKV
-from support.stub import cut, write_stub
+from support.stub import THINKING, cut, write_stub
 
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
 
@@ -59,8 +58,7 @@ def test_mistakes_get_a_sentence(edgekv, default_model, arguments, stdin, code, 
 
 
 def test_thinking_alone_is_told(edgekv, tmp_path):
-    template = (Path(__file__).parent.parent / "support/thinking.jinja").read_text()
-    model = write_stub(tmp_path / "stub.gguf", cut("thinking without an end"), template)
+    model = write_stub(tmp_path / "stub.gguf", cut("thinking without an end"), THINKING)
     result = edgekv("chat", str(model), "-p", "Say it.", "--footer", "--temp", "0", "--ctx", "512")
     assert result.returncode == EXIT_OK and not result.stdout
     *_, told, footer = result.stderr.splitlines()  # before it, that other programs are busy

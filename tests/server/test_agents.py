@@ -2,19 +2,18 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
+from support.stub import CALLING
 from support.stub_server import stub_server
 
 USER = {"role": "user", "content": "Do it."}
 TURNS = 10
 # two calls while results of tools are asked for, then a text: by the letter that ends the prompt
-TEMPLATE = ((Path(__file__).parents[1] / "support" / "tools.jinja").read_text()
-            + "{{ 't' if tools and messages | selectattr('role', 'equalto', 'tool') | list | length < " + str(2 * (TURNS - 1)) + " }}")
+TEMPLATE = (CALLING + "{{ 't' if tools and messages | selectattr('role', 'equalto', 'tool') | list | length < " + str(2 * (TURNS - 1)) + " }}")
 ANSWERS = {"t": [b"I", b" look.\n", b'<tool_call>\n{"name": "look", "arguments": {"path": "a.txt"}}\n', b"</tool", b"_call>",
                  b'\n<tool_call>\n{"name": "look", "arguments": {"path": "b \xc3\xa4.txt"}}\n</tool_call>'],
            "": [b"All", b" is", b" well."]}

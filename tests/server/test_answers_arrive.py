@@ -6,26 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import dialects
 from support.clients import CHAT, Stream, drained
+from support.dialects import DIALECTS, MESSAGES, RESPONSES, tool
 from support.serve_process import Served
-from support.stub import cut
+from support.stub import CALLING, CHANNELS, THINKING, cut
 from support.stub_server import stub_server, stubbed
 
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-SUPPORT = Path(__file__).parents[1] / "support"
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-# llama.cpp reads answers under it as gpt-oss's, whose texts have channels
-CHANNELS = ("{% for m in messages %}{{'<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>'}}{% endfor %}"
-            "{% if add_generation_prompt %}{{'<|start|>assistant'}}{% endif %}{# <|channel|> #}")
 MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>", "<|call|>", "analysis")  # one token each in gpt-oss's vocabulary
 PLAIN = "A plain answer, without any mark."
 FINAL = "and then no mark."
 CALL = '<tool_call>\n{"name": "look", "arguments": {"path": "a.txt"}}\n</tool_call>'
 EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOL = {"name": "look", "description": "Shows a file.", "parameters": PARAMETERS}
-TOOLS = {CHAT: [{"type": "function", "function": TOOL}], RESPONSES: [{"type": "function", **TOOL}],
-         MESSAGES: [{"name": "look", "description": "Shows a file.", "input_schema": PARAMETERS}]}
-DIALECTS = [(CHAT, "stop", "tool_calls"), (RESPONSES, "completed", "completed"), (MESSAGES, "end_turn", "tool_use")]
+ENDS = [(CHAT, "stop", "tool_calls"), (RESPONSES, "completed", "completed"), (MESSAGES, "end_turn", "tool_use")]
 # by the last letter of the prompt, which requests choose with chat_template_kwargs
 ANSWERS = {
     # a closing tag that is text for the vocabulary: the grammar of calls is not asked, as thinking has not ended for it
@@ -42,30 +37,17 @@ ANSWERS = {
 
 
 channels = partial(stubbed, template=CHANNELS, marks=MARKS)
-keyed = stub_server(ANSWERS, template=(SUPPORT / "thinking.jinja").read_text())
+keyed = stub_server(ANSWERS, template=THINKING)
 
 
-def request(path: str, key: str = "", think: bool = True, **more: Any) -> dict[str, Any]:
-    limit = {"max_output_tokens" if path == RESPONSES and name == "max_tokens" else name: value for name, value in more.items()}
-    said = {"input": "Say it."} if path == RESPONSES else {"messages": [{"role": "user", "content": "Say it."}], "max_tokens": 200}
-    return {"temperature": 0, "chat_template_kwargs": {"key": key, "enable_thinking": think}, **said, **limit}
+def asked(path: str, key: str = "", think: bool = True, limit: int = 200, **more: Any) -> dict[str, Any]:
+    return dialects.request(path, "Say it.", limit, chat_template_kwargs={"key": key, "enable_thinking": think}, **more)
 
 
 def read(path: str, body: dict) -> tuple[str, str, list[str], str]:
-    """(text, thinking, calls, why it ended)"""
-    if path == CHAT:
-        choice = body["choices"][0]
-        message = choice["message"]
-        calls = [call["function"]["arguments"] for call in message.get("tool_calls", [])]
-        return message["content"], message.get("reasoning_content", ""), calls, choice["finish_reason"]
-    if path == RESPONSES:
-        texts = {kind: "".join(part["text"] for item in body["output"] if item["type"] == kind for part in item["content"])
-                 for kind in ("message", "reasoning")}
-        calls = [item["arguments"] for item in body["output"] if item["type"] == "function_call"]
-        return texts["message"], texts["reasoning"], calls, body["status"]
-    blocks = body["content"]
-    return ("".join(block.get("text", "") for block in blocks), "".join(block.get("thinking", "") for block in blocks),
-            [json.dumps(block["input"]) for block in blocks if block["type"] == "tool_use"], body["stop_reason"])
+    """(text, thinking, arguments of calls, why it ended)"""
+    answer = dialects.read(path, body)
+    return answer.text, answer.thinking, [arguments for _, arguments in answer.calls], answer.end
 
 
 def streamed(served: Served, path: str, body: dict) -> tuple[str, str, list[str], str]:
@@ -122,30 +104,30 @@ def both(served: Served, path: str, body: dict) -> tuple[str, str, list[str], st
 
 def test_an_answer_without_the_marks_of_its_template_comes_as_content(tmp_path: Path) -> None:
     with channels(tmp_path, cut(PLAIN), "--log-file", "log") as served:
-        for path, end, _ in DIALECTS:
-            assert both(served, path, request(path)) == (PLAIN, "", [], end)
+        for path, end, _ in ENDS:
+            assert both(served, path, asked(path)) == (PLAIN, "", [], end)
         assert "from character 0 on it came as content" in (tmp_path / "log").read_text()
-        constrained = served.ask(CHAT, request(CHAT, grammar='root ::= "YES" | "NO"'))
+        constrained = served.ask(CHAT, asked(CHAT, grammar='root ::= "YES" | "NO"'))
         assert constrained.body["choices"][0]["message"]["content"] in ("YES", "NO")
 
 
 def test_what_was_read_stays_and_the_rest_comes_as_content(tmp_path: Path) -> None:
     thought = [b"<|channel|>", b"analysis", b"<|message|>", b"We", b" think.", b"<|end|>"]
     with channels(tmp_path, [*thought, *cut(FINAL)]) as served:
-        for path, end, _ in DIALECTS:
-            assert both(served, path, request(path)) == (FINAL, "We think.", [], end)
+        for path, end, _ in ENDS:
+            assert both(served, path, asked(path)) == (FINAL, "We think.", [], end)
 
 
-@pytest.mark.parametrize(("path", "end"), [(path, end) for path, _, end in DIALECTS])
+@pytest.mark.parametrize(("path", "end"), [(path, end) for path, _, end in ENDS])
 def test_behind_a_call_that_is_closed_twice_the_rest_comes_as_content(keyed: Served, path: str, end: str) -> None:
-    text, thinking, calls, why = both(keyed, path, request(path, "a", tools=TOOLS[path]))
+    text, thinking, calls, why = both(keyed, path, asked(path, "a", tools=[TOOL]))
     assert (text, thinking, why) == ("Ok.\n</tool_call>", "ahm", end)
     assert [json.loads(call) for call in calls] == [{"path": "a.txt"}]
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("path", DIALECTS)
 def test_an_answer_of_thinking_alone_says_so(keyed: Served, path: str) -> None:
-    body = request(path, "b")
+    body = asked(path, "b")
     reply = keyed.ask(path, body).body
     assert read(path, reply)[:2] == ("", "bthinking without an end")
     told = {"only_thinking": True}
@@ -153,7 +135,7 @@ def test_an_answer_of_thinking_alone_says_so(keyed: Served, path: str) -> None:
     events = drained(Stream(keyed.url, body, path))
     ends = [event["choices"][0] if path == CHAT else event.get("response", event) for event in events if event.get("choices") != []]
     assert [end["edgekv"] for end in ends if "edgekv" in end] == [told]
-    assert "edgekv" not in json.dumps(keyed.ask(path, request(path, "d", think=False)).body.get("choices"))
+    assert "edgekv" not in json.dumps(keyed.ask(path, asked(path, "d", think=False)).body.get("choices"))
 
 
 FORMS = [{"response_format": {"type": "json_schema", "json_schema": {"schema": EMPTY}}}, {"json_schema": EMPTY}, {"grammar": 'root ::= "{}"'}]
@@ -162,7 +144,7 @@ FORMS = [{"response_format": {"type": "json_schema", "json_schema": {"schema": E
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("key", ["b", "c"])
 def test_a_form_holds_for_the_answer_where_thinking_has_no_end(keyed: Served, key: str, form: dict) -> None:
-    text, thinking, _, end = both(keyed, CHAT, request(CHAT, key, **form))
+    text, thinking, _, end = both(keyed, CHAT, asked(CHAT, key, **form))
     assert (json.loads(text), thinking.removeprefix(key), end) == ({}, b"".join(ANSWERS[key]).decode(), "stop")
 
 
@@ -176,55 +158,54 @@ def test_a_form_holds_for_the_channel_of_the_answer(tmp_path: Path, answer: list
     thoughts = {"hm so"} if answer[:4] == THOUGHT else {"", PLAIN}
     with channels(tmp_path, answer) as served:
         for form in FORMS:
-            text, thinking, _, end = both(served, CHAT, request(CHAT, **form))
+            text, thinking, _, end = both(served, CHAT, asked(CHAT, **form))
             assert (json.loads(text), thinking in thoughts, end) == ({}, True, "stop"), (form, thinking)
-        assert both(served, CHAT, request(CHAT, response_format={"type": "json_object"}))[0].startswith("{")
+        assert both(served, CHAT, asked(CHAT, response_format={"type": "json_object"}))[0].startswith("{")
         named = 'root ::= x # root "\\\nx ::= "root" [root\\]] root-x\nroot-x ::= "]"'
-        assert both(served, CHAT, request(CHAT, grammar=named))[0] in {f"root{letter}]" for letter in "rot]"}
+        assert both(served, CHAT, asked(CHAT, grammar=named))[0] in {f"root{letter}]" for letter in "rot]"}
 
 
 def test_a_token_that_the_grammar_of_calls_forbids_is_text(keyed: Served) -> None:
-    for path, end, _ in DIALECTS:
-        assert both(keyed, path, request(path, "i", think=False, tools=TOOLS[path])) == ("iok3 <tool_call>nope behind", "", [], end)
+    for path, end, _ in ENDS:
+        assert both(keyed, path, asked(path, "i", think=False, tools=[TOOL])) == ("iok3 <tool_call>nope behind", "", [], end)
 
 
 def test_a_call_that_is_cut_before_its_name_is_text_in_streams_too(tmp_path: Path) -> None:
     with channels(tmp_path, [b"<|channel|>", b"commentary", b" to=func", b"tions.look"]) as served:
-        for path in (CHAT, RESPONSES, MESSAGES):
-            assert both(served, path, request(path, max_tokens=3, tools=TOOLS[path]))[0] == "<|channel|>commentary to=func"
+        for path in DIALECTS:
+            assert both(served, path, asked(path, limit=3, tools=[TOOL]))[0] == "<|channel|>commentary to=func"
 
 
 def test_an_answer_of_spaces_ends_no_server(tmp_path: Path) -> None:
     with channels(tmp_path, [b" " * (400 + i) for i in range(100)]) as served:
-        assert served.ask(CHAT, request(CHAT, tools=TOOLS[CHAT])).status == 200
+        assert served.ask(CHAT, asked(CHAT, tools=[TOOL])).status == 200
 
 
 def test_arguments_nested_deeper_than_the_parsers_go_come_as_content(tmp_path: Path) -> None:
     pieces = [b'<tool_call>\n{"name": "look", "arguments": {"path": ', *(b"[" * n for n in (300, 301, 302))]
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    with stubbed(tmp_path, pieces, template=(SUPPORT / "tools.jinja").read_text()) as served:
-        reply = served.ask(CHAT, request(CHAT, max_tokens=len(pieces), tools=[tool]))
+    with stubbed(tmp_path, pieces, template=CALLING) as served:
+        reply = served.ask(CHAT, asked(CHAT, limit=len(pieces), tools=[{"name": "look", "parameters": {"type": "object"}}]))
         assert reply.status == 200, reply.text
         assert read(CHAT, reply.body) == (b"".join(pieces).decode(), "", [], "length")
-        assert served.ask(CHAT, request(CHAT, max_tokens=1)).status == 200
+        assert served.ask(CHAT, asked(CHAT, limit=1)).status == 200
 
 
 def test_text_that_ends_like_the_beginning_of_a_mark_is_text(keyed: Served) -> None:
-    for path, end, _ in DIALECTS:
-        assert both(keyed, path, request(path, "d", think=False, tools=TOOLS[path])) == ("dsay 1 < 2 or <too", "", [], end)
+    for path, end, _ in ENDS:
+        assert both(keyed, path, asked(path, "d", think=False, tools=[TOOL])) == ("dsay 1 < 2 or <too", "", [], end)
 
 
 def test_whole_characters_of_a_last_token_arrive(keyed: Served) -> None:
-    assert both(keyed, CHAT, request(CHAT, "e", think=False))[0] == "eabcde"
+    assert both(keyed, CHAT, asked(CHAT, "e", think=False))[0] == "eabcde"
 
 
 @pytest.mark.parametrize("stop", ["END", ["never", "END"]])
 def test_a_stop_word_ends_an_answer_where_its_last_byte_is_beside_a_begun_character(keyed: Served, stop: str | list[str]) -> None:
-    assert both(keyed, CHAT, request(CHAT, "f", think=False, stop=stop)) == ("fxyz", "", [], "stop")
+    assert both(keyed, CHAT, asked(CHAT, "f", think=False, stop=stop)) == ("fxyz", "", [], "stop")
 
 
 def test_each_token_has_its_log_probability(keyed: Served) -> None:
-    body = request(CHAT, "g", think=False, logprobs=True, top_logprobs=1)
+    body = asked(CHAT, "g", think=False, logprobs=True, top_logprobs=1)
     reply = keyed.ask(CHAT, body).body
     assert reply["choices"][0]["message"]["content"] == "gqr山stu"
     assert len(reply["choices"][0]["logprobs"]["content"]) == reply["usage"]["completion_tokens"] == len(ANSWERS["g"]) + 1
@@ -233,16 +214,16 @@ def test_each_token_has_its_log_probability(keyed: Served) -> None:
 
 
 def test_a_call_that_its_limit_cut_is_no_call_that_ended(keyed: Served) -> None:
-    cut_at = {"key": "h", "think": False, "max_tokens": 6}
-    reply = keyed.ask(RESPONSES, request(RESPONSES, tools=TOOLS[RESPONSES], **cut_at)).body
+    cut_at = {"key": "h", "think": False, "limit": 6}
+    reply = keyed.ask(RESPONSES, asked(RESPONSES, tools=[TOOL], **cut_at)).body
     assert (reply["status"], reply["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in reply["output"] if item["type"] == "function_call"] == ["incomplete"]
-    last = drained(Stream(keyed.url, request(RESPONSES, tools=TOOLS[RESPONSES], **cut_at), RESPONSES))[-1]
+    last = drained(Stream(keyed.url, asked(RESPONSES, tools=[TOOL], **cut_at), RESPONSES))[-1]
     assert last["type"] == "response.incomplete" and last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
-    message = keyed.ask(MESSAGES, request(MESSAGES, tools=TOOLS[MESSAGES], **cut_at)).body
+    message = keyed.ask(MESSAGES, asked(MESSAGES, tools=[TOOL], **cut_at)).body
     assert message["stop_reason"] == "max_tokens" and [block["type"] for block in message["content"]] == ["text", "text"]
     assert message["content"][-1]["text"].startswith("look {")
-    whole = keyed.ask(RESPONSES, request(RESPONSES, tools=TOOLS[RESPONSES], key="h", think=False)).body
+    whole = keyed.ask(RESPONSES, asked(RESPONSES, tools=[TOOL], key="h", think=False)).body
     assert whole["status"] == "completed" and whole["incomplete_details"] is None
 
 
@@ -252,9 +233,9 @@ def test_arguments_that_are_no_object_stay_in_a_conversation(keyed: Served, give
     call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": given}}
     messages = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": None, "tool_calls": [call]},
                 {"role": "tool", "tool_call_id": "call_1", "content": "It was cut."}, {"role": "user", "content": "And now?"}]
-    prompt = keyed.ask("/apply-template", {"messages": messages, "tools": TOOLS[CHAT]}).body["prompt"]
+    prompt = keyed.ask("/apply-template", {"messages": messages, "tools": [tool(CHAT, TOOL)]}).body["prompt"]
     assert f'{{"name": "look", "arguments": {shown}}}' in prompt
-    assert keyed.ask(CHAT, request(CHAT, "b", tools=TOOLS[CHAT]) | {"messages": messages}).status == 200
+    assert keyed.ask(CHAT, asked(CHAT, "b", tools=[TOOL]) | {"messages": messages}).status == 200
     items = [{"role": "user", "content": "Look."}, {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": given or ""},
              {"type": "function_call_output", "call_id": "call_1", "output": "It was cut."}, {"role": "user", "content": "And now?"}]
-    assert keyed.ask(RESPONSES, request(RESPONSES, "b", tools=TOOLS[RESPONSES]) | {"input": items}).status == 200
+    assert keyed.ask(RESPONSES, asked(RESPONSES, "b", tools=[TOOL]) | {"input": items}).status == 200

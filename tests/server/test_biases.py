@@ -2,6 +2,8 @@
 
 import pytest
 from support.clients import CHAT
+from support.dialects import COMPLETIONS, refusal, request
+from support.dialects import said as answered
 from support.serve_process import Served
 from support.stub import SPECIALS
 from support.stub_server import stub_server
@@ -17,14 +19,10 @@ served = stub_server([b"yes"])
 
 
 def said(served: Served, path: str, bias: object) -> str:
-    asked = {"messages": [{"role": "user", "content": "?"}]} if path == CHAT else {"prompt": "?"}
-    reply = served.ask(path, {**asked, "max_tokens": 1, "temperature": 0, "logit_bias": bias})
-    assert reply.status == 200, reply.text
-    choice = reply.body["choices"][0]
-    return choice["message"]["content"] if path == CHAT else choice["text"]
+    return answered(path, served.ask(path, request(path, limit=1, logit_bias=bias))).text
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_has_an_effect(served: Served, path: str, form: str):
     (q,) = served.ask("/tokenize", {"content": "q"}).body["tokens"]
@@ -43,5 +41,5 @@ def test_every_form_has_an_effect(served: Served, path: str, form: str):
     ([{"token": 1 << 40, "bias": 1}], "has no such token"),
 ])
 def test_what_cannot_be_read_is_refused(served: Served, bias: object, why: str):
-    reply = served.ask(CHAT, {"messages": [{"role": "user", "content": "?"}], "logit_bias": bias})
-    assert reply.status == 400 and "'logit_bias'" in reply.body["error"]["message"] and why in reply.body["error"]["message"], reply.text
+    sentence = refusal(served.ask(CHAT, request(CHAT, logit_bias=bias)))
+    assert "'logit_bias'" in sentence and why in sentence

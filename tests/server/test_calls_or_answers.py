@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from support.clients import CHAT, Stream, drained, post
+from support.dialects import DIALECTS, MESSAGES, RESPONSES, read, refusal, request
 from support.serve_process import Served
+from support.stub import CALLING, CHANNELS, THINKING
 from support.stub_server import stub_server, stubbed
 
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-SUPPORT = Path(__file__).parents[1] / "support"
-THINKING, CALLING = ((SUPPORT / name).read_text() for name in ("thinking.jinja", "tools.jinja"))
 ARGUMENTS = b'{"path": "a.txt"}'
 CALL = b'<tool_call>\n{"name": "look", "arguments": ' + ARGUMENTS + b"}\n"
 ANSWERS = {  # by the last letter of the prompt; behind thinking a call, an answer that breaks the schema, and prose
@@ -24,7 +23,6 @@ PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "req
 """Where no other token may follow than the one that the tokenizer would write, the stub's long ones do not come, and only a schema of one text ends it."""
 WORD = {"type": "object", "properties": {"word": {"const": "ok"}}, "required": ["word"], "additionalProperties": False}
 ONE_OF_TWO = {"enum": ["a.txt", "b.txt"], "not": {"const": "a.txt"}}
-USER = {"role": "user", "content": "Do it."}
 
 # Templates by what tells a call; llama.cpp reads them by these marks.
 TURNS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
@@ -37,8 +35,6 @@ LISTED = TOOLS + TURNS + ("{% if m.tool_calls %}{{ '[TOOL_CALLS][' }}" + CALLS +
                           "{{ ', ' if not loop.last }}{% endfor %}{{ ']' }}{% endif %}") + ENDED
 TAGGED = TOOLS + TURNS + CALLS + ("{{ '<tool_call>\n<function=' + c.function.name + '>\n' }}{% for k, v in c.function.arguments.items() %}"
                                   "{{ '<parameter=' + k + '>\n' + v + '\n</parameter>\n' }}{% endfor %}{{ '</function>\n</tool_call>' }}{% endfor %}") + ENDED
-CHANNELS = ("{% for m in messages %}{{'<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>'}}{% endfor %}"
-            "{% if add_generation_prompt %}{{'<|start|>assistant'}}{% endif %}{# <|channel|> #}")
 SECTIONS = ("{% for m in messages %}{{'<|im_user|>' + m['content'] + '<|im_end|>'}}{% endfor %}"
             "{% if add_generation_prompt %}{{'<|im_assistant|>assistant<|im_middle|>'}}{% endif %}{# <|tool_calls_section_begin|><|tool_call_begin|> #}")
 KINDS: dict[str, tuple[str, list[bytes], tuple[str, ...]]] = {  # a template, a call under it, and its marks
@@ -59,40 +55,29 @@ ANSWERED = {kind: (template, [b'{"word": "', b'no"}', b" and prose"], marks) for
 
 
 def asked(path: str, letter: str = "", **more: Any) -> dict[str, Any]:
-    more = {"temperature": 0, "parallel_tool_calls": False, "chat_template_kwargs": {"key": letter, "enable_thinking": bool(letter)}, **more}
-    function = {"name": "look", "parameters": PARAMETERS}
-    form = {"type": "json_schema", "schema": WORD}
-    if path == CHAT:
-        return {"messages": [USER], "max_tokens": 200, "tools": [{"type": "function", "function": function}], "response_format": form, **more}
-    if path == RESPONSES:
-        return {"input": [USER], "max_output_tokens": 200, "tools": [{"type": "function", **function}], "text": {"format": form | {"name": "w"}}, **more}
-    tool = {"name": "look", "input_schema": PARAMETERS}
-    more["tool_choice"] = {"type": "auto", **more.get("tool_choice", {}), "disable_parallel_tool_use": not more.pop("parallel_tool_calls")}
-    return {"messages": [USER], "max_tokens": 200, "tools": [tool], "output_config": {"format": form}, **more}
+    more = {"parallel_tool_calls": False, "chat_template_kwargs": {"key": letter, "enable_thinking": bool(letter)}, **more}
+    if path == MESSAGES:
+        more["tool_choice"] = {"type": "auto", **more.get("tool_choice", {}), "disable_parallel_tool_use": not more.pop("parallel_tool_calls")}
+    form = {"type": "json_schema", "schema": WORD, **({"name": "w"} if path == RESPONSES else {})}
+    return request(path, "Do it.", 200, [{"name": "look", "parameters": PARAMETERS}], form, **more)
 
 
-def said(path: str, answer: dict) -> tuple[str, list]:
+def said(path: str, body: dict) -> tuple[str, list]:
     """The text of an answer, and the arguments of its calls."""
-    if path == CHAT:
-        message = answer["choices"][0]["message"]
-        return message["content"] or "", [json.loads(call["function"]["arguments"]) for call in message.get("tool_calls") or []]
-    if path == RESPONSES:
-        texts = [item["content"][0]["text"] for item in answer["output"] if item["type"] == "message"]
-        return "".join(texts), [json.loads(item["arguments"]) for item in answer["output"] if item["type"] == "function_call"]
-    content = answer["content"]
-    return "".join(block["text"] for block in content if block["type"] == "text"), [block["input"] for block in content if block["type"] == "tool_use"]
+    answer = read(path, body)
+    return answer.text, [json.loads(arguments) for _, arguments in answer.calls]
 
 
 served = stub_server(ANSWERS, template=THINKING)
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("path", DIALECTS)
 @pytest.mark.parametrize("letter", ["t", ""])
 def test_a_tool_is_called_beside_a_schema(served: Served, path: str, letter: str):
     assert said(path, post(served.url, path, asked(path, letter))) == ("", [{"path": "a.txt"}])
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("path", DIALECTS)
 @pytest.mark.parametrize("letter", ["a", "p"])
 def test_no_prose_beside_a_schema(served: Served, path: str, letter: str):
     text, calls = said(path, post(served.url, path, asked(path, letter)))
@@ -123,7 +108,7 @@ def strict(path: str, schema: Any, **more: Any) -> dict[str, Any]:
     return body
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("path", DIALECTS)
 def test_arguments_of_a_strict_tool_hold_to_its_schema(served: Served, path: str):
     choice: Any = {"type": "any"} if path == MESSAGES else "required"
     body = strict(path, ONE_OF_TWO, tool_choice=choice)
@@ -134,7 +119,7 @@ def test_arguments_of_a_strict_tool_hold_where_the_call_is_free(tmp_path: Path):
     """Of thinking, and then a call."""
     pieces = [b"Look: <tool_call>\n{}", b"</think>", b"\n\n<tool_", b'call>\n{"name": "look", "arguments": {"path": "', b'a.txt"}}\n', b"</tool_call>"]
     with stubbed(tmp_path, pieces, template=THINKING, marks=("<think>", "</think>")) as started:
-        for path in (CHAT, RESPONSES, MESSAGES):
+        for path in DIALECTS:
             assert said(path, post(started.url, path, strict(path, ONE_OF_TWO))) == ("", [{"path": "b.txt"}])
 
 
@@ -168,10 +153,10 @@ def test_a_strict_tool_goes_with_several_answers_and_guessed_tokens(tmp_path: Pa
     assert answer["timings"]["draft_n"] > 0
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("path", DIALECTS)
 def test_a_strict_tool_whose_schema_cannot_hold_is_refused(served: Served, path: str):
-    reply = served.ask(path, strict(path, {"type": "string", "format": "moon"}))
-    assert reply.status == 400 and "tools.look.strict" in reply.body["error"]["message"] and "format: moon" in reply.body["error"]["message"]
+    sentence = refusal(served.ask(path, strict(path, {"type": "string", "format": "moon"})))
+    assert "tools.look.strict" in sentence and "format: moon" in sentence
 
 
 def test_no_call_where_none_is_allowed(served: Served):
@@ -181,9 +166,8 @@ def test_no_call_where_none_is_allowed(served: Served):
 
 def test_a_template_whose_calls_have_no_mark_refuses(tmp_path: Path):
     with stubbed(tmp_path, "Prose.", template=PLAIN) as started:
-        reply = started.ask(CHAT, asked(CHAT))
-    assert reply.status == 400 and reply.body["error"]["message"].startswith("the field 'response_format' cannot hold")
-    assert "leave the tools or the schema out" in reply.body["error"]["message"]
+        sentence = refusal(started.ask(CHAT, asked(CHAT)))
+    assert sentence.startswith("the field 'response_format' cannot hold") and "leave the tools or the schema out" in sentence
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -203,10 +187,8 @@ def test_each_kind_of_template_answers(tmp_path: Path, kind: str):
 
 def test_a_template_without_calls_refuses(tmp_path: Path):
     with stubbed(tmp_path, "Prose.") as started:
-        reply = started.ask(CHAT, asked(CHAT))
+        assert "tools" in refusal(started.ask(CHAT, asked(CHAT)))
         free = [started.ask(path, {key: value for key, value in asked(path).items() if key not in ("response_format", "text", "output_config")})
-                for path in (CHAT, RESPONSES, MESSAGES)]
-        required = started.ask(CHAT, asked(CHAT, tool_choice="required"))
-    assert reply.status == 400 and "tools" in reply.body["error"]["message"]
-    assert required.status == 400 and "the model's chat template knows no tools" in required.body["error"]["message"]
+                for path in DIALECTS]
+        assert "the model's chat template knows no tools" in refusal(started.ask(CHAT, asked(CHAT, tool_choice="required")))
     assert [(reply.status, reply.headers["x-edgekv-ignored"]) for reply in free] == [(200, "tools")] * 3

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from support.clients import CHAT, Reply, Stream, drained
+from support.dialects import DIALECTS, MESSAGES, RESPONSES, refusal, request, said, tool
 from support.serve_process import Served
+from support.stub import CALLING
 from support.stub_server import stub_server, stubbed
 
 NAMES = ("look", "open", "write")
-NONE = {"type": "object", "properties": {}}
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
-TEMPLATE = Path(__file__).parents[1] / "support" / "tools.jinja"
+FUNCTIONS = [{"name": name, "parameters": {"type": "object", "properties": {}}} for name in NAMES]
 
 
 BOTH = [piece.encode() for piece in (
@@ -19,50 +19,33 @@ BOTH = [piece.encode() for piece in (
     "\n<tool", "_call>\n", '{"', 'name"', ': "op', 'en", "', "arguments", '": {', "}}\n", "</tool_", "call>")]
 """Calls of `look` and `open` at once, if the model may."""
 
-served = stub_server(BOTH, template=TEMPLATE.read_text())
+served = stub_server(BOTH, template=CALLING)
 
 
 def body(path: str, choice: object = None, **more: object) -> dict:
-    text = "Do it."
-    tools: list[dict] = [{"name": name, "input_schema": NONE} for name in NAMES]
-    if path == CHAT:
-        tools = [{"type": "function", "function": {"name": name, "parameters": NONE}} for name in NAMES]
-    elif path == RESPONSES:
-        tools = [{"type": "function", "name": name, "parameters": NONE} for name in NAMES]
-    asked: dict = {"input": text, "max_output_tokens": 300} if path == RESPONSES else {"messages": [{"role": "user", "content": text}], "max_tokens": 300}
-    return {**asked, "model": "x", "temperature": 0, "tools": tools, **({} if choice is None else {"tool_choice": choice}), **more}
+    return request(path, "Do it.", 300, FUNCTIONS, **({} if choice is None else {"tool_choice": choice}), **more)
 
 
 def called(path: str, reply: Reply) -> list[str]:
-    assert reply.status == 200, reply.text
-    if path == CHAT:
-        return [one["function"]["name"] for one in reply.body["choices"][0]["message"].get("tool_calls", [])]
-    if path == MESSAGES:
-        return [one["name"] for one in reply.body["content"] if one["type"] == "tool_use"]
-    return [one["name"] for one in reply.body["output"] if one["type"] == "function_call"]
+    return [name for name, _ in said(path, reply).calls]
 
 
 def allowed(path: str, mode: str, *names: str) -> dict:
-    if path == CHAT:
-        tools = [{"type": "function", "function": {"name": name}} for name in names]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-    return {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name} for name in names]}
+    choice = {"mode": mode, "tools": [tool(path, {"name": name}) for name in names]}
+    return {"type": "allowed_tools", **({"allowed_tools": choice} if path == CHAT else choice)}
 
 
 def function(path: str, name: str) -> dict:
-    if path == MESSAGES:
-        return {"type": "tool", "name": name}
-    return {"type": "function", "function": {"name": name}} if path == CHAT else {"type": "function", "name": name}
+    return {"type": "tool", "name": name} if path == MESSAGES else tool(path, {"name": name})
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("path", DIALECTS)
 def test_the_named_function_is_called_and_no_other(served: Served, path: str):
     assert called(path, served.ask(path, body(path))) == ["look", "open"], "the stub's own choice"
     for name in NAMES:
         assert called(path, served.ask(path, body(path, function(path, name)))) == [name]
-    reply = served.ask(path, body(path, function(path, "delete")))
-    assert reply.status == 400
-    assert reply.body["error"]["message"] == "the field 'tool_choice' names the function 'delete'; 'tools' has look, open, write"
+    sentence = refusal(served.ask(path, body(path, function(path, "delete"))))
+    assert sentence == "the field 'tool_choice' names the function 'delete'; 'tools' has look, open, write"
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
@@ -70,11 +53,10 @@ def test_only_allowed_tools_are_called(served: Served, path: str):
     assert set(called(path, served.ask(path, body(path, allowed(path, "required", "open"))))) == {"open"}
     assert set(called(path, served.ask(path, body(path, allowed(path, "auto", "write", "open"))))) <= {"open", "write"}
     assert called(path, served.ask(path, body(path, allowed(path, "auto", "look", "open")))) == ["look", "open"]
-    for choice, said in ((allowed(path, "auto", "look", "delete"), "names the function 'delete'"), (allowed(path, "auto"), "allows no tool"),
-                         (allowed(path, "maybe", "look"), "is 'maybe'"), ({"type": "custom", "custom": {"name": "look"}}, "is 'custom'"),
-                         (["look"], "must be")):
-        reply = served.ask(path, body(path, choice))
-        assert reply.status == 400 and said in reply.body["error"]["message"], reply.text
+    for choice, why in ((allowed(path, "auto", "look", "delete"), "names the function 'delete'"), (allowed(path, "auto"), "allows no tool"),
+                        (allowed(path, "maybe", "look"), "is 'maybe'"), ({"type": "custom", "custom": {"name": "look"}}, "is 'custom'"),
+                        (["look"], "must be")):
+        assert why in refusal(served.ask(path, body(path, choice)))
 
 
 @pytest.mark.parametrize(("path", "one"), [
@@ -82,8 +64,7 @@ def test_only_allowed_tools_are_called(served: Served, path: str):
     (MESSAGES, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}),
 ])
 def test_one_call_at_most(served: Served, path: str, one: dict):
-    reply = served.ask(path, body(path) | one)
-    assert called(path, reply) == ["look"]
+    assert called(path, served.ask(path, body(path) | one)) == ["look"]
 
 
 def test_one_call_at_most_in_a_stream(served: Served):
@@ -107,8 +88,7 @@ def test_a_choice_changes_no_prompt(served: Served):
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
 def test_a_call_without_tools_is_refused(served: Served, choice: object):
-    reply = served.ask(CHAT, body(CHAT, choice) | {"tools": []})
-    assert reply.status == 400 and "'tools'" in reply.body["error"]["message"]
+    assert "'tools'" in refusal(served.ask(CHAT, body(CHAT, choice) | {"tools": []}))
 
 
 HISTORY = [{"role": role, "content": f"The {role}'s turn {turn}."} for turn in range(4) for role in ("user", "assistant")]
@@ -118,7 +98,7 @@ THINKS = r"{{- '<|im_start|>assistant\n' }}{% for m in messages %}{% if m.conten
 
 def test_a_long_history_is_rendered_with_all_tools_alone(tmp_path: Path):
     """The grammar of one tool's calls needs no history, unless the template decides by it how an answer begins."""
-    template = ONCE + TEMPLATE.read_text().replace(r"{{- '<|im_start|>assistant\n' }}{%- endif %}", THINKS + "{%- endif %}")
+    template = ONCE + CALLING.replace(r"{{- '<|im_start|>assistant\n' }}{%- endif %}", THINKS + "{%- endif %}")
     assert THINKS in template
     last = {"role": "user", "content": "Do it."}
     with stubbed(tmp_path, BOTH, template=template) as served:

@@ -1,16 +1,14 @@
 """Requests to /v1/responses and /v1/messages as their own clients send them, and answers as these read them."""
 
-from pathlib import Path
-
 import anthropic
 import openai
 import pytest
-from support.clients import CHAT, Reply
+from support.clients import CHAT
+from support.dialects import MESSAGES, RESPONSES, refusal
 from support.serve_process import Served
+from support.stub import THINKING
 from support.stub_server import stub_server
 
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-TEMPLATE = Path(__file__).parents[1] / "support" / "thinking.jinja"
 ANSWERS = {  # by the last letter of the prompt, which requests choose with chat_template_kwargs, or with how an answer begins
     "t": [b"It is", b" simple.", b"</th", b"ink>\n\n", b"The file", b" is there.\n", b'<tool_call>\n{"name": "look", "arguments": {"path": "a.txt"}}\n',
           b"</tool", b"_call>"],
@@ -25,12 +23,7 @@ def key(letter: str) -> dict:
     return {"chat_template_kwargs": {"key": letter}}
 
 
-served = stub_server(ANSWERS, template=TEMPLATE.read_text())
-
-
-def refusal(reply: Reply) -> str:
-    assert reply.status == 400, reply.text
-    return reply.body["error"]["message"]
+served = stub_server(ANSWERS, template=THINKING)
 
 
 def counted(served: Served, path: str, body: dict) -> int:

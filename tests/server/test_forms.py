@@ -8,11 +8,12 @@ import openai
 import pytest
 from pydantic import BaseModel
 from support.clients import CHAT, Reply
+from support.dialects import COMPLETIONS, MESSAGES, RESPONSES, refusal, request
+from support.dialects import said as answered
 from support.serve_process import Served, serving
 from support.stub import write_stub
 from support.stub_server import stub_server, stubbed
 
-COMPLETIONS, RESPONSES, MESSAGES = "/v1/completions", "/v1/responses", "/v1/messages"
 TURN = [{"role": "user", "content": "?"}]
 WORD = {"type": "object", "properties": {"word": {"const": "ok"}}, "required": ["word"], "additionalProperties": False}
 
@@ -20,28 +21,12 @@ WORD = {"type": "object", "properties": {"word": {"const": "ok"}}, "required": [
 served = stub_server("All is well. ")
 
 
-def refusal(reply: Reply) -> str:
-    assert reply.status == 400, reply.text
-    return reply.body["error"]["message"]
-
-
 def asked(path: str, form: Any, limit: int = 64) -> dict[str, Any]:
-    """A request with `form`, in the field that the path's API has for it."""
-    if path == CHAT:
-        return {"messages": TURN, "max_tokens": limit, "temperature": 0, "response_format": form}
-    if path == COMPLETIONS:
-        return {"prompt": "?", "max_tokens": limit, "temperature": 0, "response_format": form}
-    if path == RESPONSES:
-        return {"input": "?", "max_output_tokens": limit, "temperature": 0, "text": {"format": form}}
-    return {"messages": TURN, "max_tokens": limit, "temperature": 0, "output_config": {"format": form}}
+    return request(path, limit=limit, form=form)
 
 
 def said(path: str, reply: Reply) -> str:
-    assert reply.status == 200, reply.text
-    if path in (CHAT, COMPLETIONS):
-        choice = reply.body["choices"][0]
-        return choice["message"]["content"] if path == CHAT else choice["text"]
-    return (reply.body["content"] if path == MESSAGES else reply.body["output"][0]["content"])[0]["text"]
+    return answered(path, reply).text
 
 
 @pytest.mark.parametrize(("path", "form"), [

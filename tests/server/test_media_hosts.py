@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from support import prefix_server, vision
 from support.clients import CHAT, send
+from support.dialects import MESSAGES
 from support.loopback import LoopbackServer, QuietHandler
 from support.vision import picture, request, user
 
@@ -18,7 +19,6 @@ from edgekv.server.media_hosts import MediaHosts
 from edgekv.server.server import Server
 
 PNG = picture(1)
-MESSAGES = "/v1/messages"
 
 
 class Site(LoopbackServer):
@@ -117,10 +117,7 @@ def server(files: tuple, **more: object) -> Iterator[Server]:
 
 
 def asked(path: str, url: str) -> dict:
-    if path == MESSAGES:
-        image = {"type": "image", "source": {"type": "url", "url": url}}
-        return {"max_tokens": 2, "messages": [{"role": "user", "content": [image, {"type": "text", "text": "what?"}]}]}
-    image = {"type": "image_url", "image_url": {"url": url}}
+    image = {"type": "image", "source": {"type": "url", "url": url}} if path == MESSAGES else {"type": "image_url", "image_url": {"url": url}}
     return {"max_tokens": 2, "messages": [{"role": "user", "content": [image, {"type": "text", "text": "what?"}]}]}
 
 

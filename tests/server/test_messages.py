@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from support.clients import CHAT, Stream
+from support.dialects import MESSAGES, RESPONSES
 from support.serve_process import Served
 from support.stub import CHATML, cut
 from support.stub_server import stubbed
 
-RESPONSES, MESSAGES, TEMPLATE = "/v1/responses", "/v1/messages", "/apply-template"
+TEMPLATE = "/apply-template"
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {
     "at": {"type": "string"}}}}}]
 PIXEL = "data:image/png;base64,iVBORw0KGgo="

@@ -14,6 +14,11 @@ from support.adapters import finish
 
 CHATML = ("{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n'}}{% endfor %}"
           "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}")
+CALLING, THINKING = (Path(__file__).with_name(f"{name}.jinja").read_text() for name in ("tools", "thinking"))
+"""ChatML with tools, and with thinking besides."""
+CHANNELS = ("{% for m in messages %}{{'<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>'}}{% endfor %}"
+            "{% if add_generation_prompt %}{{'<|start|>assistant'}}{% endif %}{# <|channel|> #}")
+"""llama.cpp reads answers under it as gpt-oss's, whose texts have channels."""
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 STATES, HIDDEN, KV_WIDTH, LAYERS = 512, 256, 128, 2
 

@@ -93,11 +93,8 @@ def curl_lines() -> list[str]:
     for name in ("README.md", "cli/README.md"):
         text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
         lines += [re.sub(r" +", " ", line.strip()) for line in text.splitlines() if re.match(r" *curl ", line)]
+    assert len(lines) >= 3 and all("127.0.0.1:8080" in line for line in lines)
     return lines
-
-
-def test_the_readmes_have_such_lines():
-    assert len(curl_lines()) >= 3 and all("127.0.0.1:8080" in line for line in curl_lines())
 
 
 @pytest.mark.parametrize("line", curl_lines())

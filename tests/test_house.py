@@ -53,7 +53,7 @@ BUDGETS = {
     "tests/architectures": 918,
     "tests/arrays": 411,
     "tests/bench": 1_241,
-    "tests/cli": 3_634,
+    "tests/cli": 3_630,
     "tests/config": 278,
     "tests/lab": 2_074,
     "tests/models": 734,

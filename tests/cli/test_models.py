@@ -3,6 +3,8 @@
 import errno
 import json
 import shutil
+from contextlib import closing
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -75,19 +77,20 @@ def test_the_same_arguments_give_the_same_bytes(tmp_path):
     assert first.read_bytes() == again.read_bytes() != other.read_bytes()
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-@pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
-def test_llama_cpp_decodes_it(tmp_path, architecture, weight_type):
-    shape = replace(TINY, architecture=architecture, tied=architecture == "qwen3")
-    llama = Llama(str(write_model(shape, tmp_path / "model.gguf", weight_type)), n_ctx=256, n_threads=1, verbose=False, logits_all=True)
-    try:
+def check_decodes(path: Path) -> None:
+    with closing(Llama(str(path), n_ctx=256, n_threads=1, verbose=False, logits_all=True)) as llama:
         tokens = llama.tokenize(b"The quick brown fox jumps over the lazy dog.")
         llama.eval(tokens)
         logits = llama.scores[: len(tokens)]
         assert len(tokens) == 45 and np.isfinite(logits).all() and 2 < logits[:, 259:].std() < 6
         assert (logits.argmax(axis=1) == tokens).mean() < 0.5, "it does not only repeat its input"
-    finally:
-        llama.close()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
+def test_llama_cpp_decodes_it(tmp_path, architecture, weight_type):
+    shape = replace(TINY, architecture=architecture, tied=architecture == "qwen3")
+    check_decodes(write_model(shape, tmp_path / "model.gguf", weight_type))
 
 
 @pytest.mark.parametrize("name", ["gemma-3-4b", "gemma-4-26b-a4b", "gpt-oss-20b", "qwen3-30b-a3b", "qwen3.6-27b", "qwen3.6-35b-a3b", "glm-4.7-flash"])
@@ -99,14 +102,7 @@ def test_every_architecture_is_written_whole(tmp_path, name):
     g = geometry(path)
     assert g.n_params == shape.n_params and g.kv_bytes_per_token() == shape.kv_bytes_per_token()
     assert g.swa == tuple(map(shape.slides, range(6))) and [n > 0 for n in g.n_head_kv] == [*map(shape.attends, range(6))]
-    llama = Llama(str(path), n_ctx=256, n_threads=1, verbose=False, logits_all=True)
-    try:
-        tokens = llama.tokenize(b"The quick brown fox jumps over the lazy dog.")
-        llama.eval(tokens)
-        logits = llama.scores[: len(tokens)]
-        assert np.isfinite(logits).all() and 2 < logits[:, 259:].std() < 6 and (logits.argmax(axis=1) == tokens).mean() < 0.5
-    finally:
-        llama.close()
+    check_decodes(path)
 
 
 def test_mixture(tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ from edgekv.common.errors import ConfigError, TierError
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
-from edgekv.policies import POLICIES
 from edgekv.tiering.planner import MoveLimits
 from edgekv.tiering.prefetch import PREFETCHERS
 from edgekv.tiering.step import Hierarchy, HierarchySettings
@@ -130,19 +129,6 @@ def test_a_context_that_was_in_use_before():
     world.n_tokens = 50
     world.steps(8)
     assert world.hierarchy.tiers()[State.FREE] == 6 and len(world.resident()) == 20
-
-
-@pytest.mark.parametrize("prefetch_name", PREFETCHERS)
-@pytest.mark.parametrize("policy", [*POLICIES, "ema+anchor+recent"])
-def test_matrix(policy: str, prefetch_name: str):
-    """Every policy with every prefetch, through growth and cuts."""
-    world = World(policy=policy, prefetch=prefetch_name, seed=3, prompt=40)
-    for k in range(30):
-        if world.n_tokens >= 62 or k == 17:
-            world.cut(int(world.rng.integers(0, 60)))
-        world.step()
-    fills = policy != "none" or prefetch_name != "none"
-    assert bool(world.hierarchy.stats.n_promoted) == fills
 
 
 @settings(max_examples=40, deadline=None)

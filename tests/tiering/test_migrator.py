@@ -148,21 +148,3 @@ def test_a_change_that_the_transport_did_not_see():
     bench.arena.delay = 0.0
     bench.step()
     assert bench.resident() == [2] and list(bench.arena.table) == [2] and bench.stats.n_failed_copies == 1
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_late_and_out_of_order(seed: int):
-    bench = Bench(12, pages_per_run=3, seed=seed, delay=0.7, fail=0.2, refuse=0.1)
-    rng = np.random.default_rng(seed)
-    for _ in range(300):
-        state = bench.table.residency.state.reshape(-1)
-        home, resident = np.flatnonzero(state == State.HOME), np.flatnonzero(state == State.RESIDENT)
-        if rng.random() < 0.2:
-            bench.migrator.submit(a_plan(rng.choice(home, min(8, len(home)), replace=False), rng.permutation(resident)))
-        changed = np.flatnonzero(rng.random(8) < 0.1)
-        bench.arena.change(changed)
-        bench.table.change(changed, np.zeros(len(changed), bool))
-        bench.step()
-        bench.arena.check(bench.table)
-    assert bench.stats.n_promoted > 30 and bench.stats.n_failed_copies > 10 and bench.stats.n_demoted > 10
-    assert bench.arena.most_published <= 12

@@ -58,7 +58,7 @@ BUDGETS = {
     "tests/lab": 2_074,
     "tests/models": 734,
     "tests/native": 1_700,
-    "tests/planning": 1_426,
+    "tests/planning": 1_416,
     "tests/planted": 773,
     "tests/policies": 704,
     "tests/prefix_cache": 3_671,

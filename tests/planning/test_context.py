@@ -95,16 +95,6 @@ def test_every_part_counts_once(model):
     assert sorted(names) == sorted(set(names)) and {"weights", "compute", "KV home", "work space", "prefix store", "loaded later"} <= set(names)
 
 
-def test_sparse_leaves_room_for_its_own(model):
-    """A context that just fits in mode exact does not in mode sparse, and the context that is proposed instead does."""
-    available = needed(model, EXACT, 4096)
-    assert choose_context(request(model, EXACT, 4096, available)).n_ctx == 4096
-    said = refusal(request(model, SPARSE, 4096, available))
-    assert re.search("sketches.* are missing; use --ctx", said)
-    proposed = int(said.split("--ctx ")[1].split()[0])
-    assert 1536 <= proposed < 4096 and choose_context(request(model, SPARSE, proposed, available))
-
-
 def test_there_is_no_arena(model):
     """It would gain nothing on a processor (LOG.md)."""
     whole = needed(model, SPARSE, 4096)

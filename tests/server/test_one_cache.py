@@ -12,13 +12,6 @@ N_CTX = 512
 ONE = ("--kv-unified",)
 
 
-def test_each_slot_has_the_context_that_was_asked_for(tiny):
-    with serve(tiny, n_slots=2, store=None, extra=ONE) as server:
-        assert server.runtime.cells.n_stream == 1
-        assert {slot["n_ctx"] for slot in send(server.url, "/slots").body} == {2048}
-        assert server.runtime.memory().n_cells == 2 * 2048
-
-
 @pytest.mark.usefixtures("single_precision")
 @pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
 def test_every_slot_can_be_full(tiny, kv: dict):

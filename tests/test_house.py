@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 3_671,
     "tests/proof": 238,
     "tests/runtime": 6_255,
-    "tests/server": 9_074,
+    "tests/server": 9_057,
     "tests/support": 3_894,
     "tests/templates": 153,
     "tests/tiering": 1_188,

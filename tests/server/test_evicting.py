@@ -116,23 +116,6 @@ def test_each_slot_has_its_bound_and_gives_its_memory_back(long_ones, tmp_path):
         assert by_slot(server)[2]["n_tokens"] < 30 and resident() <= home / 3 + 100_000
 
 
-def test_batches_with_tokens_of_several_slots(long_ones):
-    """Requests come while others read and answer, each slot many times over its bound; each conversation finds its beginning."""
-    with evicting(long_ones, n_slots=4) as server, ThreadPoolExecutor(4) as pool:
-        def talk(seed: int) -> list[int]:
-            said, read = [], []
-            for turn in range(5):
-                said += conversation(10 * seed + turn, 90 + 40 * seed)
-                answer = ask(server, said, 30 + 10 * seed, id_slot=seed)
-                said += answer["tokens"]
-                read.append(n_read(answer))
-            return read
-
-        for seed, read in enumerate(pool.map(talk, range(4))):
-            assert all(n <= 91 + 40 * seed for n in read), "a turn begins behind the one before"
-        assert server.runtime.memory().n_cells_used <= 4 * KEEP and server.runtime.stats.n_freed > 4 * KEEP
-
-
 @pytest.mark.usefixtures("single_precision")
 @pytest.mark.parametrize("n_prompt", [150, 900])
 @pytest.mark.parametrize("policy", ["streaming(sink_tokens=4)", "ema+anchor+recent", "h2o", "snapkv+recent", "hierarchical+anchor+recent"])

@@ -19,12 +19,14 @@ SLOW_RATE = 150e6
 """Bytes a second: rows of a slower place come sooner if they are rounded (LOG.md)."""
 
 
-def rounds(codec: CacheCodec, rate: "Rate", far: bool) -> bool:
-    """Whether a place keeps rounded rows. far: it is on another machine, and slow until it is measured."""
+def rounds(codec: CacheCodec, rate: "Rate", far: bool, written: "Rate | None" = None) -> bool:
+    """Whether a place keeps rounded rows. far: it is on another machine, and slow until it is measured. `written`: how fast it took blocks, which counts until
+    it has given some."""
     if codec is not CacheCodec.AUTO:
         return codec is CacheCodec.ROUND
-    seconds = rate.stored_s(SLOW_RATE)
-    return seconds > 1 or far and not seconds
+    if seconds := rate.stored_s(SLOW_RATE):
+        return seconds > 1
+    return far and not (written is not None and written.reached(SLOW_RATE))
 
 
 class Rate:
@@ -53,6 +55,10 @@ class Rate:
     def stored_s(self, n_bytes: float) -> float:
         """Seconds for n_bytes as the place keeps them; 0: unknown yet."""
         return n_bytes * self._stored_seconds / self._stored_bytes if self._stored_bytes and self._stored_seconds >= LEAST_SEEN_S else 0.0
+
+    def reached(self, rate: float) -> bool:
+        """Whether bytes as the place keeps them came so fast, in bytes a second; the calls' own time counts, so it is faster still."""
+        return self._stored_bytes > rate * self._stored_seconds
 
     @property
     def stale(self) -> bool:

@@ -77,7 +77,7 @@ class RedisPlace(Place):
         what = f"the prefix server at {where.get('path') or '{}:{}'.format(where.get('host', 'localhost'), where.get('port', 6379))}"
         self._asking = Outage(what, back_off_s, self.stats)
         self._writing = Outage(what, back_off_s, self.stats)
-        self._codec, self._rate = codec, Rate()
+        self._codec, self._rate, self._written = codec, Rate(), Rate()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="edgekv-ask")
 
     @property
@@ -222,14 +222,16 @@ class RedisPlace(Place):
         return self._try(lambda: self._write(block), self._writing) or Outcome.LATER
 
     def _write(self, block: Block) -> Outcome:
-        rounded = block.may_round and self._identity.in_f16 and rounds(self._codec, self._rate, far=True)
+        rounded = block.may_round and self._identity.in_f16 and rounds(self._codec, self._rate, True, self._written)
         link, listing = block.link.copy(block.link.rounded or rounded), self._name(block.link.parent, _kind(block.link))
         there = [copy for copy in link.copies() if self._writing_client.expire(self._name_of(copy), self._ttl_s)]
         if not there:
             if block.link.rounded:
                 return Outcome.DECLINED
             data = b"".join(encode(block, self._identity, rounded))
+            began = monotonic()
             self._writing_client.set(self._name_of(link), data, ex=self._ttl_s)
+            self._written.stored(len(data), monotonic() - began)
             self.stats.n_written += 1
             self.stats.n_written_bytes += len(data)
         tails = [] if link.snapshot else covered_tails(self._listed(self._writing_client, [link.parent], CHILDREN)[0], block, link.rounded)

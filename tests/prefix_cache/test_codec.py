@@ -267,6 +267,16 @@ def test_a_place_rounds_where_it_is_slow():
         assert rounds(CacheCodec.ROUND, fast, far) and not rounds(CacheCodec.NONE, slow, far)
 
 
+def test_until_a_place_has_given_rows_counts_how_fast_it_took_some():
+    fast, slow, given, nothing = Rate(), Rate(), Rate(), Rate()
+    fast.stored(int(SLOW_RATE), 0.9)
+    slow.stored(int(SLOW_RATE), 1.1)
+    given.stored(int(SLOW_RATE), 2.0)
+    assert [rounds(CacheCodec.AUTO, nothing, True, written) for written in (fast, slow, nothing)] == [False, True, True]
+    assert rounds(CacheCodec.AUTO, given, True, fast) and not rounds(CacheCodec.AUTO, fast, True, slow)
+    assert rounds(CacheCodec.ROUND, nothing, True, fast)
+
+
 def test_the_time_of_unpacking_is_not_the_places(tmp_path, monkeypatch):
     """Or a fast place would round, because its rounded rows come slowly."""
     tokens = conversation(256)
@@ -291,6 +301,7 @@ def test_a_shared_server_keeps_rounded_rows_until_it_is_known_to_be_fast(tmp_pat
         names = [name for name in server.client.keys("*") if b":children" not in name]
         return sorted(name.endswith(b":rounded") for name in names)
 
+    monkeypatch.setattr(Rate, "reached", lambda *_: False)
     try:
         save(opened(), tokens)
         assert kept() == [True] * 3
@@ -299,7 +310,7 @@ def test_a_shared_server_keeps_rounded_rows_until_it_is_known_to_be_fast(tmp_pat
         pieces = restored(store, tokens)
         assert [(piece.n, piece.source, piece.reading) for piece in pieces] == [(n, "remote", Reading.ROUNDED) for n in (256, 256, 88)]
         assert all(close_to(piece.block.payload, payload(tokens[piece.first : piece.first + piece.n])) for piece in pieces)
-        monkeypatch.setattr("edgekv.prefix_cache.remote.rounds", lambda *_, far: not far)
+        monkeypatch.setattr(Rate, "reached", lambda *_: True)
         save(opened(), conversation(100, 1, after=tokens[:512]))
         assert kept() == [False] * 3 + [True] * 3  # a fast server gets the rows as they are; the other tail goes on otherwise
         assert {piece.reading for piece in restored(opened(), tokens[:512], NOT, Reading.EXACT)} == {Reading.EXACT}

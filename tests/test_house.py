@@ -52,7 +52,7 @@ BUDGETS = {
     "tests/agents": 0,
     "tests/architectures": 918,
     "tests/arrays": 411,
-    "tests/bench": 1_241,
+    "tests/bench": 1_234,
     "tests/cli": 3_630,
     "tests/config": 278,
     "tests/lab": 2_074,

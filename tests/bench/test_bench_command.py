@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.serve_process import EDGEKV
 
 from edgekv.bench.row import LLAMA_BENCH, OURS
 from edgekv.cli.main import cli
@@ -131,8 +132,7 @@ def test_homes_on_disk_that_cannot_be_end_with_a_sentence(synthetic, monkeypatch
 
 
 def program(*arguments, **settings) -> subprocess.Popen:
-    command = [sys.executable, "-c", "from edgekv.cli.main import main; main()", "bench", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings)
+    return subprocess.Popen([*EDGEKV, "bench", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings)
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

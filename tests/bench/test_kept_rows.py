@@ -5,13 +5,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from support.clients import until
 from support.redis_server import RedisServer
+from support.serve_process import EDGEKV
 
 from edgekv.bench import kept_rows
 from edgekv.bench.kept_rows import KeptBench, run
@@ -123,8 +123,7 @@ def test_the_command(model, tmp_path):
 
 
 def test_it_ends_with_a_sentence_also_where_somebody_ends_it(model, tmp_path):
-    program = [sys.executable, "-c", "from edgekv.cli.main import main; main()", "bench", "cache", str(model), "-p", "300", "-n", "2", "-r", "100000",
-               "-t", "1", "--cache-dir", str(tmp_path), "--codecs", "none"]
+    program = [*EDGEKV, "bench", "cache", str(model), "-p", "300", "-n", "2", "-r", "100000", "-t", "1", "--cache-dir", str(tmp_path), "--codecs", "none"]
     bench, folders = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), set()
     until(lambda: folders.update(os.listdir(tmp_path)) or len(folders) > 1)  # each turn has its own, so the first is over
     bench.send_signal(signal.SIGTERM)

@@ -109,19 +109,11 @@ def test_refuses(changes, says, tmp_path):
         LadderBench(**{**request, **changes})
 
 
-def test_refuses_traces_of_other_depths(trace, tmp_path):
+def test_refuses_other_depths_other_budgets_and_a_file_as_folder(trace, tmp_path):
     random_trace(n_steps=30).write(tmp_path / "short.npz")
     with pytest.raises(ConfigError, match="different depths"):
         of_traces((trace, tmp_path / "short.npz"))
-
-
-@pytest.mark.parametrize("budgets", ["0%", "150%", "x", ""])
-def test_refuses_budgets(budgets, trace):
-    result = CliRunner().invoke(cli, ["lab", "ladder", "--trace", str(trace), "--budgets", budgets])
-    assert result.exit_code == 2
-
-
-def test_refuses_a_folder_that_is_a_file(trace, tmp_path):
-    (tmp_path / "file").write_text("")
+    for budgets in ("0%", "150%", "x", ""):
+        assert CliRunner().invoke(cli, ["lab", "ladder", "--trace", str(trace), "--budgets", budgets]).exit_code == 2
     with pytest.raises(ConfigError, match="cannot be written"):
-        ladder.save([], tmp_path / "file")
+        ladder.save([], trace)

@@ -55,7 +55,7 @@ BUDGETS = {
     "tests/bench": 1_234,
     "tests/cli": 3_630,
     "tests/config": 278,
-    "tests/lab": 2_059,
+    "tests/lab": 2_052,
     "tests/models": 734,
     "tests/native": 1_700,
     "tests/planning": 1_416,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgekv.lab.heads.roles import MIN_STEPS, ROLES, UNKNOWN, Role, RoleMeter, of_steps
+from edgekv.lab.heads.roles import ROLES, UNKNOWN, Role, RoleMeter, of_steps
 
 N_PAGES, N_STEPS = 64, 12
 
@@ -50,13 +50,6 @@ def test_what_was_not_observed_has_no_role():
     profile = of_steps(steps(head(0.8, 0.1, "even"), np.zeros((N_STEPS, N_PAGES))), 1, 2)
     assert profile.roles().tolist() == [[ROLES.index(Role.ANCHOR), UNKNOWN]] and profile.names()[0][1] is None
     assert np.isnan(profile.sink[0, 1])
-
-
-def test_one_step_tells_no_role():
-    mass = head(0.8, 0.1, "even")
-    for n in (1, MIN_STEPS):
-        profile = of_steps(steps(mass)[:n], 1, 1)
-        assert (profile.roles()[0, 0] == UNKNOWN) == (n < MIN_STEPS) and profile.n_steps == n
 
 
 def test_pages_that_come():

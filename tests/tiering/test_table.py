@@ -16,14 +16,6 @@ def states(table: PageTable, row: int, head: int) -> list[str]:
     return [State(s).name for s in table.residency.state[row, head]]
 
 
-def test_ids():
-    assert SHAPE.ids(np.array(1), np.array(0), np.array(5)) == 21
-    assert [int(x) for x in SHAPE.places(np.int64(21))] == [1, 0, 5]
-    full = np.arange(32).reshape(2, 2, 8)
-    part = full[:, :, :3]
-    np.testing.assert_array_equal(SHAPE.widen(np.arange(12), 3), part.reshape(-1))
-
-
 def test_life_of_a_page():
     table = PageTable(SHAPE, 3)
     assert set(states(table, 0, 0)) == {"FREE"} and table.n_free == 3

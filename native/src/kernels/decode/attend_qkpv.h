@@ -43,6 +43,16 @@ inline void for_head_dim(int head_dim, Run run) {
     run(HeadDim<kAny>{});
 }
 
+// Calls `run` with a type of cells.
+template <class Run>
+inline void for_type(CellType type, Run run) {
+    switch (type) {
+        case CellType::f16: return run(std::integral_constant<CellType, CellType::f16>{});
+        case CellType::q8_0: return run(std::integral_constant<CellType, CellType::q8_0>{});
+        case CellType::q4_0: return run(std::integral_constant<CellType, CellType::q4_0>{});
+    }
+}
+
 template <int D>
 constexpr int dim_of(int head_dim) {
     return D != kAny ? D : head_dim;

@@ -6,13 +6,7 @@ namespace edgekv {
 namespace {
 
 // Sums over V by products of pairs in vectors. Scores stay in single precision, because split operands would need three such products.
-struct ValuesPairs {
-    static constexpr int kDegree = 3;
-
-    static void pack_v(const Cells & cells, int channels, char * v) { pack_values(cells, channels, v); }
-    static void put(float * weights, int cell, F & even, F & odd) { put_pair(weights, cell, even, odd); }
-    static float weight(const float * weights, int cell, int lane) { return weight_of_pair(weights, cell, lane); }
-
+struct ValuesPairs : ValuesBf16 {
     template <int NV>
     static void add_of(const int32_t * v, int head_dim, const Panels & p) {
         constexpr int height = Simd::prompt_height(NV);

@@ -79,15 +79,6 @@ inline void pack_keys(const Cells & cells, int channels, char * out, float * lar
     }
 }
 
-template <bool kRests>
-inline void pack_keys(const Cells & cells, int channels, char * out, float * largest) {
-    switch (cells.type) {
-        case CellType::f16: return pack_keys<CellType::f16, kRests>(cells, channels, out, largest);
-        case CellType::q8_0: return pack_keys<CellType::q8_0, kRests>(cells, channels, out, largest);
-        case CellType::q4_0: return pack_keys<CellType::q4_0, kRests>(cells, channels, out, largest);
-    }
-}
-
 // Values transposed, [channels][64] as bf16.
 template <CellType T>
 inline void pack_values(const Cells & cells, int channels, char * out) {
@@ -111,29 +102,28 @@ inline void pack_values(const Cells & cells, int channels, char * out) {
     }
 }
 
-inline void pack_values(const Cells & cells, int channels, char * out) {
-    switch (cells.type) {
-        case CellType::f16: return pack_values<CellType::f16>(cells, channels, out);
-        case CellType::q8_0: return pack_values<CellType::q8_0>(cells, channels, out);
-        case CellType::q4_0: return pack_values<CellType::q4_0>(cells, channels, out);
+// Values and weights as pairs of cells.
+struct ValuesBf16 {
+    static constexpr int kDegree = 3;
+
+    static void pack_v(const Cells & cells, int channels, char * v) {
+        for_type(cells.type, [&](auto type) { pack_values<type>(cells, channels, v); });
     }
-}
-
-inline void put_pair(float * weights, int cell, F & even, F & odd) {
-    const I e = rounded_bits(even), o = rounded_bits(odd);
-    Simd::istore(weights + cell / kPair * kLanes, pair_bits(e, o));
-    even = upper(e);  // the sum takes the same rounded weights as the product
-    odd = upper(o);
-}
-
-inline float weight_of_pair(const float * weights, int cell, int lane) {
-    uint16_t upper_half;
-    memcpy(&upper_half, reinterpret_cast<const char *>(weights + cell / kPair * kLanes + lane) + cell % kPair * 2, 2);
-    const uint32_t bits = static_cast<uint32_t>(upper_half) << 16;
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
+    static void put(float * weights, int cell, F & even, F & odd) {
+        const I e = rounded_bits(even), o = rounded_bits(odd);
+        Simd::istore(weights + cell / kPair * kLanes, pair_bits(e, o));
+        even = upper(e);  // the sum takes the same rounded weights as the product
+        odd = upper(o);
+    }
+    static float weight(const float * weights, int cell, int lane) {
+        uint16_t upper_half;
+        memcpy(&upper_half, reinterpret_cast<const char *>(weights + cell / kPair * kLanes + lane) + cell % kPair * 2, 2);
+        const uint32_t bits = static_cast<uint32_t>(upper_half) << 16;
+        float x;
+        memcpy(&x, &bits, 4);
+        return x;
+    }
+};
 
 // bf16 rounds logits, in powers of two, by about 2^-9 of the root of the summed squares of the channels' largest products. Operands are split
 // if this root reaches kLargeProducts. The default model stays below 110, with a KLD of 1.5e-5.
@@ -174,7 +164,7 @@ struct KeysTiles {
     }
 
     void pack_k(const Cells & cells, int channels, char * k) {
-        pack_keys<false>(cells, channels, k, largest_k);
+        for_type(cells.type, [&](auto type) { pack_keys<type, false>(cells, channels, k, largest_k); });
         F squares = Simd::zero();
         for (int d = 0; d < channels; d += kLanes) {
             const F product = Simd::mul(Simd::load(largest_q + d), Simd::load(largest_k + d));
@@ -182,7 +172,8 @@ struct KeysTiles {
         }
         splits = !(Simd::sum(squares) < kLargeProducts * kLargeProducts);
         if (splits) {
-            pack_keys<true>(cells, channels, k + static_cast<size_t>(kPromptCells * channels) * kPair, nullptr);
+            char * const rests = k + static_cast<size_t>(kPromptCells * channels) * kPair;
+            for_type(cells.type, [&](auto type) { pack_keys<type, true>(cells, channels, rests, nullptr); });
         }
         for (int c = 0; c < kPromptCells; ++c) {
             cells.fetch_ahead(c);
@@ -246,13 +237,7 @@ inline void scale_sums(float * acc, const float * factor, int channels) {
 
 // Sums over V by tiles: 16 channels and 32 cells of V, 16 pairs of cells and 16 queries' weights.
 template <class Tiles>
-struct ValuesTiles {
-    static constexpr int kDegree = 3;
-
-    static void pack_v(const Cells & cells, int channels, char * v) { pack_values(cells, channels, v); }
-    static void put(float * weights, int cell, F & even, F & odd) { put_pair(weights, cell, even, odd); }
-    static float weight(const float * weights, int cell, int lane) { return weight_of_pair(weights, cell, lane); }
-
+struct ValuesTiles : ValuesBf16 {
     // Tiles 0 to 3 are sums (two of channels by two panels), 4 and 5 values, 6 and 7 weights.
     static void add(const char * v, int channels, int, const Panels & p) {
         constexpr size_t v_stride = kPromptCells * kPair, w_stride = kLanes * 4;

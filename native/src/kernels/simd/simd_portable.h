@@ -34,14 +34,32 @@ struct Simd {
         }
         return r;
     }
-
-    static F zero() { return set1(0.0f); }
-    static F set1(float x) { return map([&](int) { return x; }); }
-    static F load(const void * p) {
-        F r;
+    template <class Op>
+    static I imap(Op op) {
+        I r;
+        for (int i = 0; i < 8; ++i) {
+            r.x[i] = op(i);
+        }
+        return r;
+    }
+    template <class Op>
+    static unsigned bits(Op op) {
+        unsigned r = 0;
+        for (int i = 0; i < 8; ++i) {
+            r |= static_cast<unsigned>(op(i)) << i;
+        }
+        return r;
+    }
+    template <class T>
+    static T copy(const void * p) {
+        T r;
         memcpy(&r, p, sizeof(r));
         return r;
     }
+
+    static F zero() { return set1(0.0f); }
+    static F set1(float x) { return map([&](int) { return x; }); }
+    static F load(const void * p) { return copy<F>(p); }
     static void store(void * p, const F & a) { memcpy(p, &a, sizeof(a)); }
     static F add(const F & a, const F & b) { return map([&](int i) { return a.x[i] + b.x[i]; }); }
     static F sub(const F & a, const F & b) { return map([&](int i) { return a.x[i] - b.x[i]; }); }
@@ -123,20 +141,8 @@ struct Simd {
         return map([&](int i) { return x.x[i] >= limit.x[i] ? a.x[i] : 0.0f; });
     }
 
-    static bool all_same(const F & x) {
-        bool same = true;
-        for (int i = 1; i < 8; ++i) {
-            same = same && x.x[i] == x.x[0];
-        }
-        return same;
-    }
-    static unsigned visible_bits(const F & bias) {
-        unsigned bits = 0;
-        for (int i = 0; i < 8; ++i) {
-            bits |= (bias.x[i] > -INFINITY ? 1u : 0u) << i;
-        }
-        return bits;
-    }
+    static bool all_same(const F & x) { return bits([&](int i) { return x.x[i] != x.x[0]; }) == 0; }
+    static unsigned visible_bits(const F & bias) { return bits([&](int i) { return bias.x[i] > -INFINITY; }); }
     static F add_bias(const F & s, const F & bias) {
         return map([&](int i) { return bias.x[i] > -INFINITY ? s.x[i] + bias.x[i] : bias.x[i]; });
     }
@@ -152,45 +158,26 @@ struct Simd {
 
     static I izero() { return I{}; }
     static I iload_twice(const void * p) { return iload(p); }
-    static I iload(const void * p) {
-        I r;
-        memcpy(&r, p, sizeof(r));
-        return r;
-    }
+    static I iload(const void * p) { return copy<I>(p); }
     static F to_float(const I & a) { return map([&](int i) { return static_cast<float>(a.x[i]); }); }
-    static I isub(const I & a, int b) {
-        I r;
-        for (int i = 0; i < 8; ++i) {
-            r.x[i] = a.x[i] - b;
-        }
-        return r;
-    }
+    static I isub(const I & a, int b) { return imap([&](int i) { return a.x[i] - b; }); }
 
     static I load_q8(const char * row, int v, int) { return iload(row + static_cast<size_t>(v) * 34 + 2); }
     static void transpose4(I * k) {
         const I in[4] = {k[0], k[1], k[2], k[3]};
         for (int j = 0; j < 4; ++j) {
-            for (int i = 0; i < 8; ++i) {
-                k[j].x[i] = in[i % 4].x[i / 4 * 4 + j];
-            }
+            k[j] = imap([&](int i) { return in[i % 4].x[i / 4 * 4 + j]; });
         }
     }
     static I dot4(const I & acc, const I & k, const I & q) {
         int8_t a[32], b[32];
         memcpy(a, &k, sizeof(a));
         memcpy(b, &q, sizeof(b));
-        I r;
-        for (int i = 0; i < 8; ++i) {
-            r.x[i] = acc.x[i] + a[4 * i] * b[4 * i] + a[4 * i + 1] * b[4 * i + 1] + a[4 * i + 2] * b[4 * i + 2] +
-                     a[4 * i + 3] * b[4 * i + 3];
-        }
-        return r;
+        return imap([&](int i) {
+            return acc.x[i] + a[4 * i] * b[4 * i] + a[4 * i + 1] * b[4 * i + 1] + a[4 * i + 2] * b[4 * i + 2] + a[4 * i + 3] * b[4 * i + 3];
+        });
     }
-    static void block_sums(const I * acc, I * out) {
-        for (int i = 0; i < 8; ++i) {
-            out[0].x[i] = acc[i / 4].x[i % 4] + acc[i / 4].x[i % 4 + 4];
-        }
-    }
+    static void block_sums(const I * acc, I * out) { out[0] = imap([&](int i) { return acc[i / 4].x[i % 4] + acc[i / 4].x[i % 4 + 4]; }); }
 
     template <class At>
     static I groups_at(At at) {
@@ -212,20 +199,8 @@ struct Simd {
 
     static void in_register(I &) {}
     static void istore(void * p, const I & a) { memcpy(p, &a, sizeof(a)); }
-    template <class Op>
-    static I imap(Op op) {
-        I r;
-        for (int i = 0; i < 8; ++i) {
-            r.x[i] = op(i);
-        }
-        return r;
-    }
     static I iset1(int x) { return imap([&](int) { return x; }); }
-    static I idup4(const char * p) {
-        int32_t x;
-        memcpy(&x, p, 4);
-        return iset1(x);
-    }
+    static I idup4(const char * p) { return iset1(copy<int32_t>(p)); }
     static I iadd(const I & a, const I & b) { return imap([&](int i) { return a.x[i] + b.x[i]; }); }
     static I idiff(const I & a, const I & b) { return imap([&](int i) { return a.x[i] - b.x[i]; }); }
     static I imax(const I & a, const I & b) { return imap([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; }); }
@@ -250,13 +225,7 @@ struct Simd {
         return imap([&](int i) { return n += a.x[i]; });
     }
     static I ilast(const I & a) { return iset1(a.x[7]); }
-    static unsigned lanes_differ(const I & a, const I & b) {
-        unsigned bits = 0;
-        for (int i = 0; i < 8; ++i) {
-            bits |= static_cast<unsigned>(a.x[i] != b.x[i]) << i;
-        }
-        return bits;
-    }
+    static unsigned lanes_differ(const I & a, const I & b) { return bits([&](int i) { return a.x[i] != b.x[i]; }); }
     static I lanes_of(const I & a, const I & b, unsigned bits) { return imap([&](int i) { return bits >> i & 1 ? b.x[i] : a.x[i]; }); }
     static int append(int32_t * to, const I & a, unsigned bits) {
         int n = 0;
@@ -271,16 +240,8 @@ struct Simd {
     static I select(const I & mask, const I & a, const I & b) {
         return imap([&](int i) { return (mask.x[i] & a.x[i]) | (~mask.x[i] & b.x[i]); });
     }
-    static F as_float(const I & a) {
-        F r;
-        memcpy(&r, &a, sizeof(r));
-        return r;
-    }
-    static I as_int(const F & a) {
-        I r;
-        memcpy(&r, &a, sizeof(r));
-        return r;
-    }
+    static F as_float(const I & a) { return copy<F>(&a); }
+    static I as_int(const F & a) { return copy<I>(&a); }
     static I to_int(const F & a) {
         return imap([&](int i) {
             // Beyond 2^22 the trick of round() would lose the last bits, and from 2^23 on there is nothing to round.
@@ -351,13 +312,7 @@ struct Simd {
 
     template <int N>
     static I left(const I & a) { return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) << N); }); }
-    static bool any_above(const F & a, const F & b) {
-        bool any = false;
-        for (int i = 0; i < 8; ++i) {
-            any = any || a.x[i] > b.x[i];
-        }
-        return any;
-    }
+    static bool any_above(const F & a, const F & b) { return bits([&](int i) { return a.x[i] > b.x[i]; }) != 0; }
     static F where_bits(const I & a, const I & bits, const F & yes, const F & no) {
         return map([&](int i) { return (a.x[i] & bits.x[i]) != 0 ? yes.x[i] : no.x[i]; });
     }

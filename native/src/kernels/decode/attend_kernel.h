@@ -80,32 +80,6 @@ struct Tile {
     alignas(64) float bias[kMaxQueryTokens][kTileCells];  // -inf from n_cells on
 };
 
-// The mask of cells [first, first + n) for one token, -inf up to `padded`.
-inline void fill_bias(const AttendProblem & p, int token, int first, int n, int padded, float * bias) {
-    const int whole = n / kLanes * kLanes;
-    const char * mask = p.mask + static_cast<size_t>(token) * p.mask_stride_token;
-    if (p.mask_type == MaskType::f16) {
-        mask += static_cast<size_t>(first) * 2;
-        for (int c = 0; c < whole; c += kLanes) {
-            Simd::store(bias + c, Simd::load_f16(mask + c * 2));
-        }
-        if (whole < n) {
-            alignas(64) char tail[kLanes * 2] = {};
-            alignas(64) float values[kLanes];
-            memcpy(tail, mask + whole * 2, static_cast<size_t>(n - whole) * 2);
-            Simd::store(values, Simd::load_f16(tail));
-            memcpy(bias + whole, values, static_cast<size_t>(n - whole) * sizeof(float));
-        }
-    } else if (p.mask_type == MaskType::f32) {
-        memcpy(bias, mask + static_cast<size_t>(first) * 4, static_cast<size_t>(n) * 4);
-    } else {
-        memset(bias, 0, static_cast<size_t>(n) * 4);
-    }
-    for (int c = n; c < padded; ++c) {
-        bias[c] = -INFINITY;
-    }
-}
-
 inline void prepare_tile(const AttendProblem & p, const AttendPlan & plan, int index, Tile & tile) {
     const int tile_cells = plan.tile_strips * kStripCells;
     tile.first_cell = index * tile_cells;
@@ -114,7 +88,7 @@ inline void prepare_tile(const AttendProblem & p, const AttendPlan & plan, int i
     tile.alike = true;
     uint64_t seen[kMaxQueryTokens];
     for (int t = 0; t < p.n_tokens; ++t) {
-        fill_bias(p, t, tile.first_cell, tile.n_cells, kTileCells, tile.bias[t]);
+        load_bias(p, t, tile.first_cell, tile.n_cells, kTileCells, tile.bias[t]);
         uint64_t bits = 0;
         for (int c = 0; c < kTileCells; c += kLanes) {
             bits |= static_cast<uint64_t>(Simd::visible_bits(Simd::load(tile.bias[t] + c))) << c;

@@ -14,6 +14,32 @@ inline unsigned lane_bits(uint64_t cells, int vector) {
     return static_cast<unsigned>(cells >> (vector * kLanes)) & ((1u << (kLanes - 1) << 1) - 1);
 }
 
+// The mask of cells [first, first + n) for one token, -inf up to `padded`.
+inline void load_bias(const AttendProblem & p, int token, int first, int n, int padded, float * bias) {
+    const int whole = n / kLanes * kLanes;
+    const char * mask = p.mask + static_cast<size_t>(token) * p.mask_stride_token;
+    if (p.mask_type == MaskType::f16) {
+        mask += static_cast<size_t>(first) * 2;
+        for (int c = 0; c < whole; c += kLanes) {
+            Simd::store(bias + c, Simd::load_f16(mask + c * 2));
+        }
+        if (whole < n) {
+            alignas(64) char tail[kLanes * 2] = {};
+            alignas(64) float values[kLanes];
+            memcpy(tail, mask + whole * 2, static_cast<size_t>(n - whole) * 2);
+            Simd::store(values, Simd::load_f16(tail));
+            memcpy(bias + whole, values, static_cast<size_t>(n - whole) * sizeof(float));
+        }
+    } else if (p.mask_type == MaskType::f32) {
+        memcpy(bias, mask + static_cast<size_t>(first) * 4, static_cast<size_t>(n) * 4);
+    } else {
+        memset(bias, 0, static_cast<size_t>(n) * 4);
+    }
+    for (int c = n; c < padded; ++c) {
+        bias[c] = -INFINITY;
+    }
+}
+
 // The state of one query across tiles, as it lies in the workspace.
 struct QueryState {
     float * max;

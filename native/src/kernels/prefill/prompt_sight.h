@@ -86,44 +86,16 @@ inline bool sees_all(const ItemScope & s, const BlockSight & sight, int panel) {
     return both == kAllCells;
 }
 
-inline float one_bias(MaskType type, const char * mask, int cell) {
-    if (type == MaskType::f16) {
-        char half[2 * kLanes] = {};
-        memcpy(half, mask + static_cast<size_t>(cell) * 2, 2);
-        alignas(64) float x[kLanes];
-        Simd::store(x, Simd::load_f16(half));
-        return x[0];
-    }
-    float x;
-    memcpy(&x, mask + static_cast<size_t>(cell) * 4, 4);
-    return x;
-}
-
-// The mask of a token of block b in a block of cells, 64 values; 0 for cells that do not exist.
-inline void load_mask(const ItemScope & s, int block, int b, int t, float * values) {
-    const int first = block * kPromptCells, n = s.p.n_cells - first;
-    const char * mask = s.p.mask + static_cast<size_t>(s.token(b, t)) * s.p.mask_stride_token;
-    if (n < kPromptCells) {
-        for (int c = 0; c < kPromptCells; ++c) {
-            values[c] = c < n ? one_bias(s.p.mask_type, mask, first + c) : 0.0f;
-        }
-        return;
-    }
-    mask += static_cast<size_t>(first) * (s.p.mask_type == MaskType::f16 ? 2 : 4);
-    for (int c = 0; c < kPromptCells; c += kLanes) {
-        Simd::store(values + c, s.p.mask_type == MaskType::f16 ? Simd::load_f16(mask + 2 * c) : Simd::load(mask + 4 * c));
-    }
-}
-
 // The bias of a panel's queries, transposed; in powers of two.
 inline void fill_bias(const ItemScope & s, int block, int panel, const BlockSight & sight, float * bias) {
-    const int b = panel / s.block_panels, first = panel % s.block_panels * kLanes;
+    const int b = panel / s.block_panels, first = panel % s.block_panels * kLanes, cell = block * kPromptCells;
+    const int n = s.p.n_cells - cell < kPromptCells ? s.p.n_cells - cell : kPromptCells;
     alignas(64) float values[kPromptCells];
     for (int r = 0; r < kLanes; ++r) {
         const int t = (first + r) / s.plan.group;
         const bool exists = t < s.tokens_of(b);
         if (exists) {
-            load_mask(s, block, b, t, values);
+            load_bias(s.p, s.token(b, t), cell, n, kPromptCells, values);
         }
         const float factor = kLog2e * alibi_slope(s.p, s.item.head * s.plan.group + (first + r) % s.plan.group);
         for (int c = 0; c < kPromptCells; ++c) {

@@ -21,17 +21,14 @@ inline float list_error(const AttendProblem & p, const AttendPlan & plan, char *
         length = Simd::fma(x, x, length);
     }
     Tiles at(p);
-    Gathered tile;
+    const char *k[kTileCells], *v[kTileCells];
     double variance = 0.0;
     for (int i = 0; i < list.n_tiles; ++i) {
         at.go_to(first + i);
-        find_rows(p, at, tile.k, tile.v);
+        find_rows(p, at, k, v);
         const TilePart part = part_of(plan, workspace, first + i);
         const float factor = expf(part.max[g] - max) * inverse;
         const int n = at.n_here();
-        if (in_blocks(p.v_type)) {
-            gather_scales(p.v_type, tile.v, (n + kStripCells - 1) / kStripCells, dim / kBlock, tile.scales.v);
-        }
         for (int c = 0; c < n; ++c) {
             const float weight = list.weights[i * kTileCells + c];
             if (weight <= 1.0f) {
@@ -40,14 +37,7 @@ inline float list_error(const AttendProblem & p, const AttendPlan & plan, char *
             const float share = part.weights[g * kTileCells + c] * factor;
             F apart = Simd::zero();
             for (int d = 0; d < dim; d += kLanes) {
-                const int first_of = d / kBlock * kBlock, in_block = d % kBlock;
-                F x = p.v_type == CellType::q8_0   ? load_value<CellType::q8_0, false>(tile.v[c], first_of, in_block, dim)
-                      : p.v_type == CellType::q4_0 ? load_value<CellType::q4_0, false>(tile.v[c], first_of, in_block, dim)
-                                                   : load_value<CellType::f16, false>(tile.v[c], d, 0, dim);
-                if (in_blocks(p.v_type)) {
-                    x = Simd::mul(x, Simd::set1(tile.scales.v[d / kBlock][c]));
-                }
-                x = Simd::sub(x, load_floats<kAny>(out, d, dim));
+                const F x = Simd::sub(load_channels<false>(p.v_type, v[c], d, dim), load_floats<kAny>(out, d, dim));
                 apart = Simd::fma(x, x, apart);
             }
             variance += static_cast<double>((1.0f - 1.0f / weight) * share * share * Simd::sum(apart));

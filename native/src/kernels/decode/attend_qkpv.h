@@ -71,6 +71,18 @@ template <int D>
 inline F load_floats(const char * values, int i, int dim) {
     return D != kAny ? Simd::load(values + i * 4) : Simd::load_some(values + i * 4, dim - i);
 }
+// Channels of a row of K or V from i on.
+template <bool Whole>
+inline F load_channels(CellType type, const char * row, int i, int dim) {
+    if (type == CellType::f16) {
+        return load_halves<Whole>(row, i, dim);
+    }
+    const char * block = row + i / kBlock * block_bytes(type);
+    const F codes = type == CellType::q8_0 ? Simd::load_i8(block + 2 + i % kBlock)
+                                           : Simd::load_q4(block + 2 + i % (kBlock / 2), i % kBlock >= kBlock / 2);
+    return Simd::mul(codes, Simd::dup_f16(block));
+}
+
 // What to prefetch while a strip is processed: `bytes` at `first` + c * `stride` for each of its cells c.
 struct Ahead {
     const char * first;

@@ -50,7 +50,7 @@ inline F channels_of(const Cells & cells, int cell, int i) {
     }
     const int left = cells.head_dim - i;
     if (left >= kLanes) {
-        return load_channels(T, cells.row(cell), i);
+        return load_channels<true>(T, cells.row(cell), i, cells.head_dim);
     }
     return left > 0 ? Simd::load_some_f16(cells.row(cell) + 2 * i, left) : Simd::zero();  // blocks are whole vectors
 }

@@ -9,17 +9,6 @@
 namespace edgekv {
 namespace {
 
-// Channels [i, i + kLanes) of a row of K or V.
-inline F load_channels(CellType type, const char * row, int i) {
-    if (type == CellType::f16) {
-        return Simd::load_f16(row + 2 * i);
-    }
-    const char * block = row + i / kBlock * block_bytes(type);
-    const F codes = type == CellType::q8_0 ? Simd::load_i8(block + 2 + i % kBlock)
-                                           : Simd::load_q4(block + 2 + i % (kBlock / 2), i % kBlock >= kBlock / 2);
-    return Simd::mul(codes, Simd::dup_f16(block));
-}
-
 // The cells of a block of K or V, not packed yet.
 struct Cells {
     CellType type;
@@ -55,7 +44,7 @@ inline void widen(const Cells & cells, int channels, float * out) {
         const int last = cells.head_dim - kLanes;
         for (int i = 0; i < cells.head_dim; i += kLanes) {
             const int at = i < last ? i : last;  // the last vector may overlap the one before
-            Simd::store(to + at, load_channels(cells.type, row, at));
+            Simd::store(to + at, load_channels<true>(cells.type, row, at, cells.head_dim));
         }
     }
 }

@@ -59,7 +59,7 @@ void add_wild(const ItemScope & s, int panel, const BlockSight & sight, const Ce
         const int last = cells.head_dim - kLanes;
         for (int i = 0; i < cells.head_dim; i += kLanes) {
             const int at = i < last ? i : last;
-            Simd::store(row + at, load_channels(cells.type, cells.row(cell), at));
+            Simd::store(row + at, load_channels<true>(cells.type, cells.row(cell), at, cells.head_dim));
         }
         for (int r = 0; r < kLanes; ++r) {
             const int t = (panel % s.block_panels * kLanes + r) / s.plan.group;

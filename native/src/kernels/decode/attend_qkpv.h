@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include <type_traits>
+
 #include "kernels/decode/attend_internal.h"
 #include "kernels/simd/simd_exp.h"
 
@@ -21,26 +23,34 @@ constexpr int kAny = 0;
 // The usual row of a compressed cache: its first channels are V.
 constexpr int kLatent = 576, kLatentV = 512;
 
-template <int D>
-struct HeadDim {
-    static constexpr int n = D;
-};
+template <int N>
+using Constant = std::integral_constant<int, N>;
 
-// Calls `run` with the HeadDim of a head size, which is kAny if no kernel is compiled for the size itself.
+// Calls `run` with a head size, or with kAny if no kernel is compiled for the size itself.
 template <class Run>
 inline void for_head_dim(int head_dim, Run run) {
 #if !defined(EDGEKV_ANY_HEAD_DIM)
     switch (head_dim) {
-        case 64: return run(HeadDim<64>{});
-        case 80: return run(HeadDim<80>{});
-        case 96: return run(HeadDim<96>{});
-        case 128: return run(HeadDim<128>{});
-        case 256: return run(HeadDim<256>{});
-        case kLatent: return run(HeadDim<kLatent>{});
+        case 64: return run(Constant<64>{});
+        case 80: return run(Constant<80>{});
+        case 96: return run(Constant<96>{});
+        case 128: return run(Constant<128>{});
+        case 256: return run(Constant<256>{});
+        case kLatent: return run(Constant<kLatent>{});
     }
 #endif
     (void) head_dim;
-    run(HeadDim<kAny>{});
+    run(Constant<kAny>{});
+}
+
+// Calls `run` with n, which is 1 to MOST.
+template <int MOST, int N = 1, class Run>
+inline void for_count(int n, Run run) {
+    if (N == MOST || n == N) {
+        run(Constant<N>{});
+    } else if constexpr (N < MOST) {
+        for_count<MOST, N + 1>(n, run);
+    }
 }
 
 // Calls `run` with a type of cells.

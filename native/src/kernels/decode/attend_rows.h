@@ -299,8 +299,7 @@ inline void process(const AttendProblem & given, const AttendPlan & plan, char *
     const bool usual = problem.v_in_k == 0 || (problem.head_dim == kLatent && problem.v_in_k == kLatentV);
     OfHeadDim of;
     for_head_dim(usual ? problem.head_dim : kAny, [&](auto dim) {
-        constexpr int n = decltype(dim)::n;
-        of = {Products<Unit>::of<n>(problem.k_type, problem.v_type), Products<Gathered>::of<n>(problem.k_type, problem.v_type), prepare_query<n>};
+        of = {Products<Unit>::of<dim>(problem.k_type, problem.v_type), Products<Gathered>::of<dim>(problem.k_type, problem.v_type), prepare_query<dim>};
     });
     if (problem.rows.stride == 0) {
         process_all(problem, plan, of, workspace, ith);

@@ -46,12 +46,7 @@ struct ValuesPairs : ValuesBf16 {
         }
     }
     static void add(const char * v, int, int head_dim, const Panels & p) {
-        const int32_t * x = reinterpret_cast<const int32_t *>(v);
-        switch (p.n) {
-            case 1: return add_of<1>(x, head_dim, p);
-            case 2: return add_of<2>(x, head_dim, p);
-            case 3: return add_of<3>(x, head_dim, p);
-        }
+        for_count<Simd::kPromptPanels>(p.n, [&](auto n) { add_of<n>(reinterpret_cast<const int32_t *>(v), head_dim, p); });
     }
 };
 

@@ -85,8 +85,6 @@ struct Panels {
     const float * factor[kPromptPanels];  // [kLanes] for what acc holds, or null
 };
 
-constexpr int panels_at_most(int n) { return n < Simd::kPromptPanels ? n : Simd::kPromptPanels; }
-
 // Scores in single precision.
 struct KeysF32 {
     static constexpr int kPanels = Simd::kPromptPanels;
@@ -126,12 +124,7 @@ struct KeysF32 {
         }
     }
     static void scores(const char * k, int channels, int head_dim, const Panels & p) {
-        const float * x = reinterpret_cast<const float *>(k);
-        switch (p.n) {
-            case 1: return scores_of<1>(x, channels, head_dim, p);
-            case 2: return scores_of<panels_at_most(2)>(x, channels, head_dim, p);
-            case 3: return scores_of<panels_at_most(3)>(x, channels, head_dim, p);
-        }
+        for_count<Simd::kPromptPanels>(p.n, [&](auto n) { scores_of<n>(reinterpret_cast<const float *>(k), channels, head_dim, p); });
     }
 };
 
@@ -162,12 +155,7 @@ struct ValuesF32 {
         }
     }
     static void add(const char * v, int channels, int head_dim, const Panels & p) {
-        const float * x = reinterpret_cast<const float *>(v);
-        switch (p.n) {
-            case 1: return add_of<1>(x, channels, head_dim, p);
-            case 2: return add_of<panels_at_most(2)>(x, channels, head_dim, p);
-            case 3: return add_of<panels_at_most(3)>(x, channels, head_dim, p);
-        }
+        for_count<Simd::kPromptPanels>(p.n, [&](auto n) { add_of<n>(reinterpret_cast<const float *>(v), channels, head_dim, p); });
     }
 };
 

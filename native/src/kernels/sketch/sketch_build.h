@@ -123,7 +123,7 @@ void build_group(const Sketch & sketch, const SketchLayout & layout, const Sketc
 }
 
 inline void build(const Sketch & sketch, const SketchLayout & layout, const SketchKeys & keys, int head, int group, uint64_t valid) {
-    for_head_dim(sketch.head_dim, [&](auto dim) { build_group<decltype(dim)::n>(sketch, layout, keys, head, group, valid); });
+    for_head_dim(sketch.head_dim, [&](auto dim) { build_group<dim>(sketch, layout, keys, head, group, valid); });
 }
 
 }  // namespace

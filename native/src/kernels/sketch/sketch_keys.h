@@ -35,7 +35,7 @@ void scan_keys_of(const SketchKeys & keys, int head_dim, const SketchQuery & que
 }
 
 inline void scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out) {
-    for_head_dim(head_dim, [&](auto dim) { scan_keys_of<decltype(dim)::n>(keys, head_dim, query, head, group, out); });
+    for_head_dim(head_dim, [&](auto dim) { scan_keys_of<dim>(keys, head_dim, query, head, group, out); });
 }
 
 }  // namespace

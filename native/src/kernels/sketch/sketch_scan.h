@@ -10,13 +10,6 @@ namespace {
 
 constexpr int kNever = -(1 << 30);  // far below any dot product
 
-constexpr int at_most(int n) { return n < Simd::kQueries ? n : Simd::kQueries; }
-
-template <int N>
-struct Queries {
-    static constexpr int n = N;
-};
-
 // Lane r: all lanes of query r in one.
 template <int NQ, class Op>
 inline I fold_queries(const I (&x)[NQ], Op op) {
@@ -347,19 +340,13 @@ void scan_head(const SketchedHead & head, const SketchQuery & query, const char 
         for (int token = 0; token < query.n_tokens; ++token) {
             const Sight * sight = query.sight + static_cast<size_t>(token) * query.sight_stride;
             const int first_of_token = token * query.group;
-            const auto some = [&](auto queries, int done) {
-                QueriesScan<T, decltype(queries)::n> scan(head.layout, prepared + static_cast<size_t>(first_of_token + done) * bytes, query.softcap);
-                scan.run(head, sight, from, end, out, first_of_token + done);
-            };
             const int n_parts = (query.group + Simd::kQueries - 1) / Simd::kQueries;
             for (int part = 0, done = 0; part < n_parts; ++part) {
                 const int count = (query.group - done + n_parts - part - 1) / (n_parts - part);  // as even as it gets
-                switch (count) {  // never more than kQueries
-                    case 1: some(Queries<at_most(1)>{}, done); break;
-                    case 2: some(Queries<at_most(2)>{}, done); break;
-                    case 3: some(Queries<at_most(3)>{}, done); break;
-                    case 4: some(Queries<at_most(4)>{}, done); break;
-                }
+                for_count<Simd::kQueries>(count, [&](auto n) {
+                    QueriesScan<T, n> scan(head.layout, prepared + static_cast<size_t>(first_of_token + done) * bytes, query.softcap);
+                    scan.run(head, sight, from, end, out, first_of_token + done);
+                });
                 done += count;
             }
         }

@@ -83,24 +83,21 @@ struct Simd {
         (void) p;
 #endif
     }
+    static float widened(uint16_t half) {
+        // Shifted into place, the exponent is too small by 112. A subnormal gets a leading one that is subtracted again, so that no
+        // subnormal float arises: it would be slow, or zero (subnormals.h).
+        const uint32_t bits = (half & 0x7fffu) << 13;
+        const bool subnormal = bits < 0x00800000u;
+        uint32_t u = bits + (subnormal ? 0x38800000u : 0x38000000u);
+        u |= bits >= 0x0f800000u ? 0x7f800000u : 0u;
+        const float x = copy<float>(&u) - (subnormal ? 0x1p-14f : 0.0f);
+        u = copy<uint32_t>(&x) | (half & 0x8000u) << 16;
+        return copy<float>(&u);
+    }
     static F load_f16(const char * p) {
         uint16_t h[8];
         memcpy(h, p, sizeof(h));
-        return map([&](int i) {
-            // Shifted into place, the exponent is too small by 112. A subnormal gets a leading one that is subtracted again, so that no
-            // subnormal float arises: it would be slow, or zero (subnormals.h).
-            const uint32_t bits = (h[i] & 0x7fffu) << 13;
-            const bool subnormal = bits < 0x00800000u;
-            uint32_t u = bits + (subnormal ? 0x38800000u : 0x38000000u);
-            u |= bits >= 0x0f800000u ? 0x7f800000u : 0u;
-            float x;
-            memcpy(&x, &u, sizeof(x));
-            x -= subnormal ? 0x1p-14f : 0.0f;
-            memcpy(&u, &x, sizeof(u));
-            u |= (h[i] & 0x8000u) << 16;
-            memcpy(&x, &u, sizeof(x));
-            return x;
-        });
+        return map([&](int i) { return widened(h[i]); });
     }
     static F load_some(const void * p, int) { return load(p); }
     static void store_some(void * p, const F & a, int) { store(p, a); }
@@ -308,7 +305,7 @@ struct Simd {
         }
         return iload(out);
     }
-    static F dup_f16(const char * p) { return gather_f16(p, 0); }
+    static F dup_f16(const char * p) { return set1(widened(copy<uint16_t>(p))); }
 
     template <int N>
     static I left(const I & a) { return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) << N); }); }

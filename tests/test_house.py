@@ -59,7 +59,7 @@ BUDGETS = {
     "tests/models": 734,
     "tests/native": 1_700,
     "tests/planning": 1_416,
-    "tests/planted": 773,
+    "tests/planted": 793,
     "tests/policies": 704,
     "tests/prefix_cache": 3_682,
     "tests/proof": 238,

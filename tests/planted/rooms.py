@@ -44,8 +44,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "fields": ("server/test_biases.py", "server/test_infill.py", "server/test_client_texts.py", "server/test_whole_answers.py",
                "server/test_answers_arrive.py"),
     "slot files": ("server/test_slot_files.py", "server/test_slot_actions.py"),
-    **{f"cuda {name}": (f"{DEVICE}::test_program[test_{file}_device]",)
-       for name, file in {"sight": "sight", "sample": "sample", "hot rows": "hot_rows", "attend": "attend"}.items()},
+    **{f"cuda {name}": (f"{DEVICE}::test_program[test_{name.replace(' ', '_')}_device]",)
+       for name in ("sight", "sample", "hot rows", "attend", "store", "sketch", "move")},
     "device plane": ("runtime/test_plane.py", "runtime/test_device_modes.py", "runtime/test_rows_on_device.py", "runtime/test_exact_pieces.py"),
 }
 

@@ -63,7 +63,7 @@ BUDGETS = {
     "tests/policies": 704,
     "tests/prefix_cache": 3_682,
     "tests/proof": 238,
-    "tests/runtime": 6_255,
+    "tests/runtime": 6_258,
     "tests/server": 9_057,
     "tests/support": 3_894,
     "tests/templates": 153,

@@ -12,8 +12,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     **{f"hierarchy: {name}": (f"tiering/test_{name}.py", "tiering") for name in ("table", "budgets", "eviction", "migrator")},
     **{f"arrays: {name}": (f"arrays/test_{name}.py", "arrays") for name in ("ops", "nearness")},
     **{f"memory: {name}": (f"planning/test_{name}.py", "planning") for name in ("context", "roofline", "type_choice")}, "models": ("models",),
-    **{f"store: {name}": ("prefix_cache/test_state_machine.py", f"prefix_cache/test_{name}.py", "prefix_cache")
-       for name in ("ram", "pins", "folder", "read_with", "remote", "coming", "snapshots")},
+    **{f"store: {name}": ("prefix_cache/test_state_machine.py", "prefix_cache/test_faults_machine.py", f"prefix_cache/test_{name}.py", "prefix_cache")
+       for name in ("ram", "pins", "folder", "read_with", "remote", "snapshots")},
+    "store: coming": ("prefix_cache/test_faults_machine.py", "prefix_cache/test_bound_of_ram.py", "prefix_cache"),
     "rates": ("lab/test_rates.py", "planning/test_calibration.py", "planning/test_roofline.py"),
     "lab": ("lab/test_intervals.py", "bench/test_bench.py", "lab/test_quality.py"), "lab tasks": ("lab/test_tasks.py",),
     "lab heads": ("lab/test_roles.py", "lab/test_heads.py"), "report": ("lab/test_report.py",), "bench": ("bench/test_fields.py", "bench/test_bench.py"),

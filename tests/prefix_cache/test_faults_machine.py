@@ -4,11 +4,9 @@ it (tests/support/owners.py)."""
 import errno
 import os
 import shutil
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from itertools import takewhile
-from pathlib import Path
 from unittest.mock import patch
 
 import hypothesis.strategies as st
@@ -16,15 +14,15 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, precondition, rule
-from support.faulty import WRITES, failing, killed_at, theirs
-from support.owners import AMPLE, EXACT, ONE, OTHER, SAMPLED, Owners, found, save, snapshot, whole
+from support.faulty import DAMAGES, DENIED, OBSTACLES, WRITES, failing, flip, killed_at, theirs
+from support.owners import AMPLE, EXACT, ONE, OTHER, SAMPLED, Kept, Owners, found, save, snapshot, whole
 from support.prefix_rows import LAYOUT, InSlot, check_rows, identity, reader
 from support.redis_server import RedisServer
 from support.stores import restore
 
 from edgekv.prefix_cache.blocks import Block, Link
 from edgekv.prefix_cache.files import path_of, read_header, scan
-from edgekv.prefix_cache.format import VERSION, encode
+from edgekv.prefix_cache.format import encode
 from edgekv.prefix_cache.identity import begins_chain
 from edgekv.prefix_cache.listing import check_files, list_chains
 from edgekv.prefix_cache.named import Pin, read_pins, write_pin
@@ -38,21 +36,6 @@ UNBOUNDED = precondition(lambda self: self.folder and not self.bounded)
 ROOT = identity().root_key()
 
 
-def flip(at: int) -> Callable[[bytes], bytes]:
-    return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "rows": flip(-20), "last byte": flip(-1), "header": flip(40), "header's checksum": flip(16), "length of its header": flip(15),
-    "cut": lambda data: data[: len(data) // 2], "cut in its header": lambda data: data[:30], "empty": lambda data: b"",
-    "one byte short": lambda data: data[:-1], "one byte long": lambda data: data + b"x",
-    "another program's": lambda data: b"PNG" + data[3:], "another version's": lambda data: data[:8] + struct.pack("<I", VERSION - 1) + data[12:]}
-"""What becomes of a file. The last two are left alone until a block of their name is written; others are removed."""
-
-OBSTACLES: dict[str, Callable[[Path], object]] = {"a pipe": os.mkfifo, "a folder": lambda path: (path / "mine").mkdir(parents=True)}
-"""What lies in its place. A folder is not written over."""
-
-DENIED = {"another user's": errno.EACCES, "forbidden": errno.EPERM, "a circle of links": errno.ELOOP}
 OF_ONE = st.sampled_from([*DAMAGES, "another's", "a terabyte", *OBSTACLES, *DENIED])
 BROKEN = st.sampled_from([(errno.ENOSPC, "full"), (errno.EROFS, "read-only"), (errno.EACCES, "permission"), (errno.EIO, "error")])
 
@@ -186,8 +169,12 @@ class Machine(Owners):
     # ---- what happens to a folder ----------------------------------------------------------------------------------------------------
 
     @UNBOUNDED
-    @rule(which=st.integers(0, 99), how=OF_ONE)
-    def one_file_is(self, which, how):
+    @rule(which=st.integers(0, 99), hows=st.lists(OF_ONE, min_size=4, max_size=4, unique=True))
+    def files_are(self, which, hows):
+        for i, how in enumerate(hows):
+            self.one_file_is(which + i, how)
+
+    def one_file_is(self, which: int, how: str) -> None:
         """It is left out alone: what goes on from it is not found, everything else is. The log says it once."""
         files = sorted(scan(self.folder), key=lambda file: file.path)
         file, other = files[which % len(files)], files[(which + 1) % len(files)]
@@ -303,10 +290,13 @@ class Machine(Owners):
         self.promise(one)
 
     @precondition(lambda self: self.folder)
-    @rule(which=WHICH, at=LENGTH, n=LENGTH, snapshots=SNAPSHOTS, step=st.integers(1, 24))
-    def process_is_killed(self, which, at, n, snapshots, step):
+    @rule(which=WHICH, at=LENGTH, n=LENGTH, snapshots=SNAPSHOTS, steps=st.lists(st.integers(1, 24), min_size=3, max_size=3))
+    def process_is_killed(self, which, at, n, snapshots, steps):
         """At any step of its writing. What was there is there, and every file is whole."""
-        one = self.grown(which, at, n, snapshots=snapshots)
+        for step in steps:
+            self.dies(self.grown(which, at, n, snapshots=snapshots), step)
+
+    def dies(self, one: Kept, step: int) -> None:
         with killed_at(step):
             save(self.store, one)
             self.store.close(0)
@@ -397,4 +387,4 @@ def out_of_memory(layers: range, n_bytes: int) -> np.ndarray:
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None, derandomize=True)
+TestMachine.settings = settings(max_examples=40, stateful_step_count=16, deadline=None, derandomize=True)

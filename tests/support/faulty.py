@@ -3,12 +3,15 @@
 import errno
 import logging
 import os
+import struct
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from edgekv.prefix_cache.format import VERSION
 
 WRITES = ("open", "write", "fsync", "replace", "utime", "unlink", "rmdir", "mkdir")
 """Calls of `os` that change a disk; `open` where it makes a file."""
@@ -91,3 +94,20 @@ def said() -> Iterator[list[str]]:
         yield messages
     finally:
         logging.getLogger("edgekv").removeHandler(handler)
+
+
+def flip(at: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "rows": flip(-20), "last byte": flip(-1), "header": flip(40), "header's checksum": flip(16), "length of its header": flip(15),
+    "cut": lambda data: data[: len(data) // 2], "cut in its header": lambda data: data[:30], "empty": lambda data: b"",
+    "one byte short": lambda data: data[:-1], "one byte long": lambda data: data + b"x",
+    "another program's": lambda data: b"PNG" + data[3:], "another version's": lambda data: data[:8] + struct.pack("<I", VERSION - 1) + data[12:]}
+"""What becomes of a file. The last two are left alone until a block of their name is written; others are removed."""
+
+OBSTACLES: dict[str, Callable[[Path], object]] = {"a pipe": os.mkfifo, "a folder": lambda path: (path / "mine").mkdir(parents=True)}
+"""What lies in its place. A folder is not written over."""
+
+DENIED = {"another user's": errno.EACCES, "forbidden": errno.EPERM, "a circle of links": errno.ELOOP}

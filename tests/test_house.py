@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 4_072,
     "tests/proof": 238,
     "tests/runtime": 6_258,
-    "tests/server": 9_044,
+    "tests/server": 9_002,
     "tests/support": 4_212,
     "tests/templates": 153,
     "tests/tiering": 1_180,

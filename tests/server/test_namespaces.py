@@ -110,13 +110,6 @@ def test_what_is_on_disk_is_a_keys_own_after_a_restart_too(tiny, keys, tmp_path)
         assert not file.is_file() or ANNA.encode() not in file.read_bytes()
 
 
-def test_shared_says_what_it_does(tiny, keys):
-    prompt = conversation(5)
-    with serve(tiny, keys, STORED, cache_shared=True) as server:
-        n_cached(server, prompt, ANNA)
-        assert n_cached(server, prompt, BERT) == N - 1
-
-
 def test_keys_of_llamas_own_variable_are_keys(tiny, monkeypatch):
     monkeypatch.setenv("LLAMA_API_KEY", f"{ANNA},{BERT}")
     prompt = conversation(6)

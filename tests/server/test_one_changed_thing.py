@@ -142,6 +142,7 @@ def test_adapters_that_are_set_for_all_requests_take_no_rows_of_others(tiny, ada
         assert ask(server, PROMPT)["tokens"] == plain
         set_adapters(server, 1e-7)  # such a scale is 0.000000 as text
         assert n_read(ask(server, PROMPT)) == len(PROMPT)
+        assert len(server.prefixes.stats()) == 1, "one for each scale would have threads, and a scan of the folder, for ever"
 
 
 @pytest.mark.parametrize("how", ["request", "post"])

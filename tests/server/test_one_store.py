@@ -37,9 +37,6 @@ class Rows:
     arrivals = types.SimpleNamespace(can_wait=False)
     on_device = False
 
-    def __init__(self) -> None:
-        self.n_placed = 0
-
     def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return LAYOUT.k_bytes, LAYOUT.v_bytes
 
@@ -59,7 +56,6 @@ class Rows:
         return HeldRows()
 
     def place(self, seq_id: int, first: int, labels: np.ndarray, tokens: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
-        self.n_placed += len(labels)
         return np.arange(first, first + len(labels), dtype=np.uint32)
 
     def write(self, *_: object) -> None:
@@ -121,16 +117,6 @@ def kept(rows: Rows, synthetic, tmp_path: Path) -> Iterator[Prefixes]:
 def of(scale: float, tokens: np.ndarray) -> SequenceTokens:
     """A sequence with the adapter at address 7, or none at scale 0."""
     return SequenceTokens(1, 0, tokens, ((7, scale),) if scale else ())
-
-
-def test_prefixes_of_other_scales_are_not_taken(kept: Prefixes, rows: Rows):
-    tokens = conversation(300)
-    kept.insert(of(1.0, tokens), True, False)
-    assert begin(kept, of(0.5, tokens)).ram == 0
-    assert kept.load(of(0.0, tokens), 0, None).ram == 0
-    assert rows.n_placed == 0
-    assert begin(kept, of(1.0, tokens)).ram == 300
-    assert len(kept.stats()) == 1, "one for each scale would have threads, and a scan of the folder, for ever"
 
 
 def test_a_context_that_is_loaded_again_has_the_same_store(kept: Prefixes, rows: Rows, monkeypatch: pytest.MonkeyPatch):

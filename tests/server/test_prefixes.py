@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from support.prefix_server import EXACT, SPARSE, ask, conversation, from_disk, n_read, serve, sources
 
-from edgekv.common.enums import CacheCodec
+from edgekv.common.enums import CacheCodec, CacheType
 from edgekv.common.errors import ConfigError
+from edgekv.config import LayerTypes
+from edgekv.prefix_cache.listing import list_chains
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime.cells import EARLIER, ROUNDED, SAMPLED
 
+Q8, Q4 = CacheType.Q8_0, CacheType.Q4_0
 N_WHOLE = 512
 """Tokens of the whole blocks of a prompt of 600; prompts are read exactly."""
 
@@ -118,15 +121,20 @@ def test_rounded_rows_are_taken_where_they_may(tiny, tmp_path):
     assert from_disk(tiny, SPARSE, StoreSettings(folder=tmp_path, codec=CacheCodec.NONE), prompt) == 700, "the exact server has read them meanwhile"
 
 
-def test_other_types_are_other_rows(tiny, tmp_path):
-    where, prompt = StoreSettings(folder=tmp_path), conversation(4, 300)
+def test_other_types_are_other_rows(synthetic, tmp_path):
+    """Also of one layer, and people read the types in their name."""
+    path, where, prompt = synthetic("llama", n_layer=3, dtype="f32"), StoreSettings(folder=tmp_path), conversation(4, 300)
 
-    def found(*extra: str, **types: str) -> int:
-        return from_disk(tiny, EXACT | types, where, prompt, extra=extra)
+    def found(*extra: str, **types: object) -> int:
+        return from_disk(path, EXACT | types, where, prompt, extra=extra)
 
     q4, k_alone = {"type_k": "q4_0", "type_v": "q4_0"}, {"type_k": "q4_0"}
-    assert [found(), found(**q4), found(**k_alone), found("--rope-scaling", "linear", "--rope-scale", "2")] == [0] * 4
-    assert [found(), found(**q4), found(**k_alone)] == [300] * 3
+    by_layer = [q4 | {"layer_types": LayerTypes(k, (Q4, Q4, Q8))} for k in ((Q8, Q4, Q4), (Q4, Q8, Q4))]
+    all_types = [{}, q4, k_alone, *by_layer]
+    assert [found(**types) for types in all_types] == [0] * 5 and found("--rope-scaling", "linear", "--rope-scale", "2") == 0
+    assert [found(**types) for types in all_types] == [300] * 5
+    named = ["", " (q4_0/q4_0)", " (q4_0/f16)", " (K q8_0 in 1 of 3 layers, V in 1, else q4_0)"]
+    assert {chain.name for chain in list_chains(tmp_path)} == {path.stem + types for types in named}
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from support import stores
 from support.prefix_rows import conversation, exact
 from support.redis_server import RedisServer
 
+from edgekv.prefix_cache import coming
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading, most_in_flight
 from edgekv.prefix_cache.coming import InFlight, layer_groups
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
@@ -106,3 +107,12 @@ def test_who_asks_for_more_than_may_be_in_flight_waits():
     asks.join(10)
     assert came == [1] and flight.n_bytes == flight.most_bytes // 2
     assert len(flight.array(0)) == 0
+
+
+@pytest.mark.parametrize(("rows", "n_groups"), [((384,) * 30, 2), ((2048,) * 32, 16), ((100,) * 3 + (10_000,) * 3, 3), ((1 << 16,), 1)])
+def test_layers_are_read_in_pieces_of_some_size(rows, n_groups):
+    layout = RowLayout(rows, rows)
+    groups = layer_groups(layout, BLOCK_TOKENS)
+    assert np.concatenate(groups).tolist() == list(range(len(rows))) and len(groups) == n_groups
+    starts = layout.layer_starts(BLOCK_TOKENS)
+    assert len(groups) == 1 or all(starts[group.stop] - starts[group.start] >= coming.GROUP_BYTES for group in groups)

@@ -1,7 +1,6 @@
 """Somebody made these files to be read: the parser raises its own error alone, whatever they say."""
 
 import json
-import os
 import zlib
 from pathlib import Path
 
@@ -95,11 +94,3 @@ def test_a_crafted_pin_is_none(tmp_path):
     (tmp_path / "pins" / "deep.json").write_bytes(b"[" * 500_000)
     (tmp_path / "pins" / "endless.json").write_text('{"root": "00", "key": "00", "expires": 1e999, "tokens": ' + "9" * 9000 + "}")
     assert read_pins(Path(tmp_path)) == []
-
-
-def test_what_is_no_file_is_not_waited_for(tmp_path):
-    """Opening a pipe waits for a process that writes into it."""
-    store = open_store(tmp_path)
-    os.mkfifo(path_in(tmp_path))
-    assert restore(store, TOKENS, 0, Reading.EXACT).n_tokens == 0
-    assert store.places[0].working

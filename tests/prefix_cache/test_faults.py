@@ -1,56 +1,26 @@
-"""Faults below RAM: processes that are killed, full and read-only disks, folders that vanish, processes that share."""
+"""Faults below RAM of which the machine has no rule: other users, processes that share, threads, disks that are really full
+(test_faults_machine.py)."""
 
-import errno
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
+from pathlib import Path
 
 import pytest
-from support.prefix_rows import conversation
-from support.stores import n_restored, open_store, restore, save
+from support.faulty import theirs
+from support.prefix_rows import conversation, identity
+from support.stores import n_restored, open_store, restore, save, save_through
 
 from edgekv.prefix_cache import folder as folder_module
 from edgekv.prefix_cache.blocks import Reading
-from edgekv.prefix_cache.files import TEMPORARY, read_header, remove_file, scan
+from edgekv.prefix_cache.files import TEMPORARY, scan
 from edgekv.prefix_cache.folder import FolderPlace
-from edgekv.prefix_cache.listing import check_files
 
-# ---- kill -9 -----------------------------------------------------------------------------------------------------------------------
+TOKENS = [conversation(600, seed) for seed in range(3)]
 
-WRITER = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from pathlib import Path
-from edgekv.prefix_cache.blocks import Conversation
-from support.prefix_rows import conversation, exact, state
-from support.stores import open_store, save
-store = open_store(Path(sys.argv[1]), folder_bytes=400_000)
-for seed in range(10**9):
-    tokens = conversation(700 + seed % 99, seed)
-    save(store, tokens)
-    store.insert_snapshot(Conversation(tokens[:650]), exact(tokens[:650]), state(tokens[:650]))
-    store.flush()
-    print(seed, flush=True)
-"""
-
-LOADER = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from pathlib import Path
-from support.prefix_rows import conversation
-from support.stores import n_restored, open_store
-while True:
-    store = open_store(Path(sys.argv[1]), ram_bytes=0)
-    for seed in range(8):
-        assert n_restored(store, conversation(700, seed)) == 700
-        print(seed, flush=True)
-    store.close()
-"""
+# ---- several processes, and threads ------------------------------------------------------------------------------------------------
 
 HOLDER = """
 import fcntl, sys, time
@@ -59,51 +29,6 @@ fcntl.flock(file, fcntl.LOCK_EX)
 print(flush=True)
 time.sleep(99)
 """
-
-
-def start(script, folder) -> subprocess.Popen:
-    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return subprocess.Popen([sys.executable, "-c", script, str(folder), tests], stdout=subprocess.PIPE, text=True, cwd=folder.parent)
-
-
-def test_kill_9_at_any_moment_leaves_a_folder_that_the_next_start_reads(tmp_path, caplog):
-    folder, chance = tmp_path / "prefixes", random.Random(1)
-    for _ in range(5):
-        writer = start(WRITER, folder)
-        seed = int(writer.stdout.readline())  # it has begun
-        time.sleep(chance.uniform(0, 0.3))
-        writer.send_signal(signal.SIGKILL)
-        finished = [seed, *map(int, writer.stdout.read().split())]
-        writer.wait()
-        store = open_store(folder)
-        assert not list(folder.rglob(f"{TEMPORARY}*"))
-        checked = [one for *_, one in check_files(folder)]
-        assert checked and not [one for one in checked if one.refused]  # every file is whole
-        for seed in finished[-3:]:  # flushed blocks and snapshots are there
-            tokens = conversation(700 + seed % 99, seed)
-            assert n_restored(store, tokens) == len(tokens) and restore(store, tokens, 0, Reading.EXACT, goes_on=0).snapshot.position == 650
-        store.close()
-    assert not caplog.records
-
-
-def test_kill_9_in_the_middle_of_a_load_loses_nothing(tmp_path, caplog):
-    folder, chance = tmp_path / "prefixes", random.Random(2)
-    store, kept = open_store(folder), [conversation(700, seed) for seed in range(8)]
-    for tokens in kept:
-        save(store, tokens)
-    store.close()
-    files = {file.path for file in scan(folder)}
-    for _ in range(4):
-        loader = start(LOADER, folder)
-        assert loader.stdout.readline()  # it has begun
-        time.sleep(chance.uniform(0, 0.3))
-        loader.send_signal(signal.SIGKILL)
-        loader.stdout.read()
-        assert loader.wait() == -signal.SIGKILL, "it was still loading"
-        assert {file.path for file in scan(folder)} == files and not list(folder.rglob(f"{TEMPORARY}*"))
-    store = open_store(folder, ram_bytes=0)
-    assert [n_restored(store, tokens) for tokens in kept] == [len(tokens) for tokens in kept]
-    assert not caplog.records
 
 
 def test_temporaries_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path):
@@ -123,57 +48,68 @@ def test_temporaries_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_pa
     assert not living.exists()
 
 
-# ---- disks -------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number, says", [(errno.ENOSPC, "full"), (errno.EROFS, "read-only"), (errno.EACCES, "permission"), (errno.EIO, "error")])
-@pytest.mark.parametrize("call", ["write_all", "os.open", "os.fsync", "os.replace"])
-def test_a_disk_that_cannot_be_written_to_is_said_once_and_all_stays_in_ram(tmp_path, caplog, monkeypatch, number, says, call):
+def test_a_thread_that_cannot_start_is_started_later(tmp_path, monkeypatch):
     store = open_store(tmp_path)
-    store.places[0]._writing._back_off_s = 0.3
-    before = conversation(600, 99)
-    save(store, before)
-    assert store.flush(20)
 
-    def fail(*_, **__):
-        raise OSError(number, os.strerror(number))
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as broken:
-        broken.setattr(folder_module, "write_all", fail) if call == "write_all" else broken.setattr(call, fail)
-        for seed in range(3):
-            assert save(store, conversation(600, seed)).n_left_out == 0
-        assert store.flush(5)
-        for seed in range(3):
-            assert n_restored(store, conversation(600, seed)) == 600
-        assert len(caplog.records) == 1 and says in caplog.text.lower()
-        assert store.stats().n_unwritten == 9
-    time.sleep(0.4)  # the disk has room again
-    for _ in range(100):
-        time.sleep(0.05)
-        if not store.stats().n_unwritten:
-            break
-    assert len(caplog.records) == 2 and "works again" in caplog.text
-    fresh = open_store(tmp_path)
-    for seed in (0, 1, 2, 99):
-        assert n_restored(fresh, conversation(600, seed)) == 600
-    assert not list(tmp_path.rglob(f"{TEMPORARY}*"))
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        assert save(store, conversation(256)).n_new == 256
+    save(store, conversation(256, 1))
+    assert store.flush(10) and len(list(scan(tmp_path))) == 2
 
 
-def test_what_is_on_a_read_only_disk_is_used(tmp_path, monkeypatch, caplog):
-    save(store := open_store(tmp_path), tokens := conversation(600))
+def test_temporary_names_of_containers_do_not_collide():
+    """Two processes that share a folder have the number 1 each."""
+    program = "import os; os.getpid = lambda: 1; from edgekv.prefix_cache.files import temporary_name; print(temporary_name())"
+    names = {subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    assert len(names) == 2
+
+
+def test_one_that_exists_is_no_failure(tmp_path, monkeypatch, caplog):
+    """Another container has an unfinished file of the same name at any moment."""
+    chosen = iter([f"{TEMPORARY}x", f"{TEMPORARY}x", f"{TEMPORARY}y"])
+    monkeypatch.setattr(folder_module, "temporary_name", lambda: next(chosen))
+    store = open_store(tmp_path)
+    parent = tmp_path / identity().root_key().hex() / identity().root_key().hex()
+    parent.mkdir(parents=True)
+    (parent / f"{TEMPORARY}x").write_bytes(b"half")
+    save(store, conversation(256))
     store.close()
+    assert not caplog.records
+    fresh = open_store(tmp_path)
+    assert n_restored(fresh, conversation(256)) == 256
 
-    def fail(*_, **__):
-        raise OSError(errno.EROFS, "Read-only file system")
 
-    for call in ("os.utime", "os.replace", "os.unlink", "os.mkdir"):
-        monkeypatch.setattr(call, fail)
-    monkeypatch.setattr(folder_module, "write_all", fail)
-    store = open_store(tmp_path)
-    assert n_restored(store, tokens) == 600
-    save(store, conversation(300, 1))
-    assert store.flush(5) and len(caplog.records) == 1
-    assert n_restored(store, tokens) == 600
+def test_threads_share_a_store(tmp_path):
+    store = open_store(tmp_path, ram_bytes=100_000, folder_bytes=300_000)
+    system, errors = conversation(512, 1000), []
+
+    def work(seed: int) -> None:
+        try:
+            for n in range(12):
+                tokens = conversation(100 + 40 * n, seed, after=system)
+                save(store, tokens)
+                n_restored(store, tokens)
+                assert store.stats().ram.n_bytes <= 100_000
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert store.flush(20)
+    store.close()
+    for seed in range(6):
+        assert n_restored(open_store(tmp_path), conversation(100, seed, after=system)) >= 512
+
+
+# ---- disks -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_cannot_be_made_is_said_once(tmp_path, caplog):
@@ -235,54 +171,77 @@ def test_when_the_writer_is_behind_the_bound_of_ram_holds(tmp_path, monkeypatch)
     assert n_restored(open_store(tmp_path), conversation(600, 3)) == 600
 
 
-# ---- several processes and threads -------------------------------------------------------------------------------------------------
+# ---- files of others ----------------------------------------------------------------------------------------------------------------
 
 
-def test_one_process_removes_while_the_other_reads(tmp_path):
-    """Every row that is found is right, and nothing is logged."""
-    writer = start(WRITER, tmp_path / "prefixes")
-    folder = tmp_path / "prefixes"
-    stop, chance = time.monotonic() + 3, random.Random(2)
-    n_found = 0
-    while time.monotonic() < stop:
-        seed = int(writer.stdout.readline())
-        store = open_store(folder, ram_bytes=0)
-        for back in range(min(seed + 1, 8)):
-            tokens = conversation(700 + (seed - back) % 99, seed - back)
-            n_found += n_restored(store, tokens)
-        for file in list(scan(folder)):
-            if chance.random() < 0.2:
-                remove_file(file.path)
-        assert not store.stats().disk.n_refused and not store.stats().disk.n_errors
-        store.close()
-    writer.kill()
-    writer.wait()
-    assert n_found
-    for file in scan(folder):
-        read_header(file.path)
-
-
-def test_threads_share_a_store(tmp_path):
-    store = open_store(tmp_path, ram_bytes=100_000, folder_bytes=300_000)
-    system, errors = conversation(512, 1000), []
-
-    def work(seed: int) -> None:
-        try:
-            for n in range(12):
-                tokens = conversation(100 + 40 * n, seed, after=system)
-                save(store, tokens)
-                n_restored(store, tokens)
-                assert store.stats().ram.n_bytes <= 100_000
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert store.flush(20)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    store = open_store(tmp_path)
+    for tokens in TOKENS:
+        save_through(store, tokens)
     store.close()
-    for seed in range(6):
-        assert n_restored(open_store(tmp_path), conversation(100, seed, after=system)) >= 512
+    return tmp_path
+
+
+def file_of(folder: Path, which: int, n: int = 256) -> Path:
+    """The first block of a conversation."""
+    store = open_store(folder)
+    chain = restore(store, TOKENS[which], 0, Reading.EXACT).chain
+    store.close()
+    return next(file.path for file in scan(folder) if file.link == next(link for link in chain if link.n == n))
+
+
+def test_a_folder_of_anothers_is_skipped_alone(folder):
+    """The folder that holds the second blocks of a conversation is another user's."""
+    with theirs({file_of(folder, 1, 88).parent}):
+        store = open_store(folder)
+        assert [n_restored(store, tokens) for tokens in TOKENS] == [600, 512, 600]
+        save_through(store, conversation(100, 9))
+    assert store.places[0].working and store.places[0].writable
+    assert store.stats().disk.n_written == 1
+
+
+def test_anothers_temporaries_and_files_do_not_stop_the_bound(folder, caplog):
+    files = sorted(scan(folder), key=lambda file: file.used_ns)
+    left = files[0].path.parent / f"{TEMPORARY}theirs"
+    left.write_bytes(b"half")
+    most = sum(file.n_bytes for file in files)
+    with theirs({left, files[0].path}):
+        store = open_store(folder, folder_bytes=most)
+        save_through(store, conversation(600, 8))
+    assert store.places[0].writable and not caplog.records
+    assert files[0].path.exists() and sum(file.n_bytes for file in scan(folder)) <= most
+    assert n_restored(open_store(folder), conversation(600, 8)) == 600
+
+
+def test_one_that_vanishes_between_two_looks_is_no_outage(folder, monkeypatch, caplog):
+    """Another process evicts a tail just when a longer block replaces it."""
+    store = open_store(folder)
+    longer = conversation(200, 5, after=TOKENS[1])
+    exists = Path.exists
+    tail = file_of(folder, 1, 88)
+
+    def vanish(path: Path, *arguments, **more):
+        found = exists(path, *arguments, **more)
+        if path == tail and found:
+            os.unlink(path)
+        return found
+
+    monkeypatch.setattr(Path, "exists", vanish)
+    save_through(store, longer)
+    assert store.places[0].writable and not caplog.records and store.stats().disk.n_errors == 0
+    assert n_restored(open_store(folder), longer) == 800
+
+
+def test_many_threads_and_one_that_cannot_be_read(folder):
+    path = file_of(folder, 1)
+    store, found = open_store(folder), []
+    threads = [threading.Thread(target=lambda which=which: found.append((which, restore(store, TOKENS[which], 0, Reading.EXACT).n_tokens)))
+               for which in (0, 1, 2) * 4]
+    with theirs({path}):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(found) == [(0, 600)] * 4 + [(1, 0)] * 4 + [(2, 600)] * 4
+    assert store.stats().disk.n_refused == 1

@@ -1,6 +1,5 @@
 """Sampled rows serve a reader with the same settings: a worse sample never passes for a better one."""
 
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ from support.redis_server import RedisServer
 from support.stores import open_store, restore
 
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading, ReadWith, child_link
-from edgekv.prefix_cache.format import VERSION
 from edgekv.prefix_cache.store import PrefixStore
 
 COARSE, FINE = ReadWith(sampled=b"resolution 20"), ReadWith(sampled=b"resolution 2000")
@@ -86,19 +84,3 @@ def test_a_key_tells_settings_from_tokens():
             child_link(bytes(16), Reading.SAMPLED, np.concatenate([tokens[:1], tokens]), b"").key,
             child_link(bytes(16), Reading.SPARSE, tokens, settings).key}
     assert len(keys) == 4
-
-
-def test_files_of_the_version_before_are_left_alone(tmp_path):
-    """The labels of such files say less. The store neither uses nor damages them."""
-    tokens = conversation(200)
-    store = opened(tmp_path)
-    save(store, tokens, COARSE)
-    store.close()
-    (path,) = tmp_path.rglob("*.kv")
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<I", data, 8, VERSION - 1)
-    path.write_bytes(data)
-    again = opened(tmp_path)
-    assert found(again, tokens, COARSE) == 0
-    again.close()
-    assert path.read_bytes() == data

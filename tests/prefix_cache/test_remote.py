@@ -9,10 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from support import stores
-from support.prefix_rows import check_rows, conversation, grow, identity, plans, reachable
+from support.prefix_rows import check_rows, conversation, identity
 from support.redis_server import RedisServer, free_port
 from support.stores import n_restored
 from support.stores import save_through as save
@@ -118,24 +116,8 @@ def test_everything_has_a_time_to_live_that_use_renews(server):
     assert all(server.client.ttl(key) > 7 for key in keys)
 
 
-def test_what_the_server_forgot_is_sent_again(server):
-    tokens = conversation(600)
-    store = open_store(server.url)
-    save(store, tokens)
-    server.client.flushall()
-    save(store, tokens)
-    assert n_restored(open_store(server.url), tokens) == 600
-
-
 def blocks_of(server: RedisServer) -> list[bytes]:
     return [key for key in server.client.keys("edgekv:*") if b"children" not in key]
-
-
-def test_what_is_forgotten_in_the_middle_ends_the_chain(server):
-    tokens = conversation(1000)
-    save(open_store(server.url), tokens)
-    server.client.delete(min(blocks_of(server), key=server.client.strlen))  # the tail; its entry in the list of children stays
-    assert n_restored(open_store(server.url), tokens) == 768
 
 
 def test_tails_go_when_the_conversation_goes_on(server):
@@ -146,73 +128,7 @@ def test_tails_go_when_the_conversation_goes_on(server):
     assert len(blocks_of(server)) == 2
 
 
-def test_the_folder_comes_first_and_each_gets_what_it_lacks(server, tmp_path):
-    tokens = conversation(600)
-    save(open_store(server.url), tokens)
-    both = open_store(server.url, folder=tmp_path)
-    assert {piece.source for piece in stores.restore(both, tokens, 0, EXACT).pieces} == {"remote"}
-    assert both.flush(10)
-    server.client.flushall()
-    again = open_store(server.url, folder=tmp_path)
-    assert {piece.source for piece in stores.restore(again, tokens, 0, EXACT).pieces} == {"disk"}
-    assert again.flush(10)
-    assert n_restored(open_store(server.url), tokens) == 600
-
-
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(plans(4), st.sampled_from(Reading), st.integers(0, 300))
-def test_the_longest_prefix_comes_back(server, plan, accepts, n_have):
-    server.client.flushall()
-    grown = grow(plan)
-    for tokens, readings in grown:
-        store = open_store(server.url)
-        save(store, tokens, readings)
-        store.close()
-    store = open_store(server.url)
-    for tokens, _ in grown:
-        best = max(reachable(*saved, tokens, accepts) for saved in grown)
-        assert n_restored(store, tokens, n_have, accepts) == max(0, best - n_have)
-    store.close()
-
-
 # ---- a server that fails -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_server_that_is_killed_and_comes_back(server, caplog):
-    tokens = conversation(600)
-    store, other = open_store(server.url), open_store(server.url)
-    for one in (store, other):
-        one.places[0]._asking._back_off_s = 0.3
-    save(store, tokens)
-    server.kill()
-    try:
-        assert n_restored(other, tokens) == 0
-        assert n_restored(store, tokens) == 600
-        for seed in range(3):
-            save(store, conversation(600, seed))
-        assert len(caplog.records) <= 2 and "stay in RAM" in caplog.text  # one of each store
-    finally:
-        server.start()
-    time.sleep(0.4)
-    save(store, conversation(600, 7))
-    save(store, tokens)
-    assert n_restored(open_store(server.url), conversation(600, 7)) == 600
-    assert n_restored(other, tokens) == 600
-
-
-def test_a_corrupt_block_is_a_miss_and_is_removed(server, caplog):
-    tokens = conversation(1000)
-    save(open_store(server.url), tokens)
-    tail = min(blocks_of(server), key=server.client.strlen)
-    data = bytearray(server.client.get(tail))
-    data[-5] ^= 1
-    server.client.set(tail, bytes(data))
-    store = open_store(server.url)
-    assert n_restored(store, tokens) == 768 and n_restored(store, tokens) == 768
-    assert len(caplog.records) == 1 and "damaged" in caplog.text and store.stats().remote.n_refused == 1
-    assert not server.client.exists(tail)
-    save(store, tokens)
-    assert n_restored(open_store(server.url), tokens) == 1000
 
 
 def test_keys_of_another_kind_are_a_miss(server, caplog):
@@ -224,17 +140,6 @@ def test_keys_of_another_kind_are_a_miss(server, caplog):
     store = open_store(server.url)
     assert n_restored(store, tokens) == 0 and n_restored(store, tokens) == 0
     assert len(caplog.records) == 1 and "refuses" in caplog.text
-
-
-def test_a_full_server_refuses_and_is_still_read(server, caplog):
-    tokens = conversation(600)
-    store = open_store(server.url)
-    save(store, tokens)
-    server.client.config_set("maxmemory", 1)
-    for seed in range(3):
-        save(store, conversation(600, seed))
-    assert len(caplog.records) == 1 and "maxmemory" in caplog.text
-    assert n_restored(open_store(server.url), tokens) == 600
 
 
 def listen(serve, came: list[tuple[str, int]]) -> int:

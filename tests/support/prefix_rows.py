@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
-from hypothesis import strategies as st
 
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
@@ -109,28 +108,6 @@ def check_rows(restored: PrefixHit, tokens: np.ndarray, n_have: int, accepts: Re
                 start += n_bytes
         at += piece.n
     return at - n_have
-
-
-# ---- any conversations ----------------------------------------------------------------------------------------------------------
-
-
-def plans(most: int) -> st.SearchStrategy:
-    """(earlier conversation to branch from, tokens before the branch, tokens behind it, changes of the reading) of each conversation."""
-    changes = st.lists(st.tuples(st.integers(0, 1500), st.sampled_from(Reading)), max_size=2)
-    return st.lists(st.tuples(st.integers(0, 9), st.integers(0, 900), st.integers(1, 700), changes), min_size=1, max_size=most)
-
-
-def grow(plan: Sequence[tuple]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(tokens, readings) of each conversation."""
-    grown: list[tuple[np.ndarray, np.ndarray]] = []
-    for seed, (which, at, n, changes) in enumerate(plan):
-        before = grown[which % len(grown)][0][:at] if grown else np.empty(0)
-        tokens = conversation(n, seed, after=before)
-        readings = exact(tokens)
-        for start, reading in changes:
-            readings[start:] = reading
-        grown.append((tokens, np.maximum.accumulate(readings)))
-    return grown
 
 
 def reachable(tokens: np.ndarray, readings: np.ndarray, asked: np.ndarray, accepts: Reading) -> int:

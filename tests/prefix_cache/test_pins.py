@@ -10,7 +10,7 @@ from support.stores import n_restored, open_store, restore, save, save_through
 
 from edgekv.prefix_cache.blocks import Conversation
 from edgekv.prefix_cache.files import scan
-from edgekv.prefix_cache.named import Pin, asked_name, read_pins, write_pin
+from edgekv.prefix_cache.named import read_pins
 from edgekv.prefix_cache.ram import Pins
 from edgekv.prefix_cache.results import Saved
 from edgekv.prefix_cache.store import PrefixStore
@@ -94,35 +94,6 @@ def test_many_prompts_with_one_beginning_pin_it_once():
     assert len(store.ram.pins.keys()) == 2
 
 
-def test_a_pin_goes_with_the_block_that_continues_its_last(tmp_path):
-    store, prompt = open_store(tmp_path, ram_bytes=4 * BLOCK_BYTES, folder_bytes=4 * BLOCK_BYTES), conversation(300, 1)
-    pinned(store, prompt, time.time() + 60)
-    longer = conversation(100, 2, after=prompt)
-    save_through(store, longer)
-    fill(store, 20)
-    assert store.flush(20)
-    assert n_restored(open_store(tmp_path, folder_bytes=4 * BLOCK_BYTES), longer) == 400
-
-
-def test_a_pinned_prompt_stays_in_the_folder_until_its_time_is_over(tmp_path):
-    bound = 8 * BLOCK_BYTES
-    store, prompt = open_store(tmp_path, ram_bytes=3 * BLOCK_BYTES, folder_bytes=bound), conversation(700, 1)
-    saved = pinned(store, prompt, time.time() + 60)
-    assert store.flush(20)
-    (pin,) = read_pins(tmp_path)
-    assert pin.asked and pin.name == asked_name(saved.chain[-1].key)
-    fill(store, 20)
-    assert store.flush(20) and n_restored(store, prompt) == 700  # RAM may leave it to the folder
-    store.close()
-    fresh = open_store(tmp_path, ram_bytes=3 * BLOCK_BYTES, folder_bytes=bound)
-    write_pin(tmp_path, Pin(pin.name, pin.root, pin.key, time.time() - 1))
-    fill(fresh, 20, 200)
-    assert fresh.flush(20) and n_restored(open_store(tmp_path), prompt) == 0
-    pinned(fresh, conversation(100, 5), time.time() + 60)
-    assert fresh.flush(20) and [one.name for one in read_pins(tmp_path, now=0)] != [pin.name], "what is over is removed"
-    assert len(read_pins(tmp_path, now=0)) == 1
-
-
 def test_pins_that_fill_the_folder_let_nothing_in_and_this_is_said_once(tmp_path, caplog):
     store, prompt = open_store(tmp_path, folder_bytes=4 * BLOCK_BYTES), conversation(768, 1)
     pinned(store, prompt, time.time() + 60)
@@ -167,30 +138,6 @@ def n_files(folder: Path) -> int:
     return len(list(scan(folder)))
 
 
-def test_what_stays_in_memory_is_written_nowhere(tmp_path):
-    store, prompt = open_store(tmp_path), conversation(700, 1)
-    for _ in range(2):
-        assert save_in_memory(store, prompt).n_left_out == 0
-        assert n_restored(store, prompt) == 700
-        assert snapshot_in_memory(store, prompt[:600])
-        save_in_memory(store, prompt, stays=((700, time.time() + 60),))
-        assert store.ram.pins.keys()
-        assert store.flush(20) and n_files(tmp_path) == 0 and read_pins(tmp_path) == []
-    store.close()
-    assert n_restored(open_store(tmp_path), prompt) == 0
-
-
-def test_who_does_not_ask_for_it_writes_it(tmp_path):
-    store, prompt = open_store(tmp_path), conversation(700, 1)
-    save_in_memory(store, prompt)
-    snapshot_in_memory(store, prompt[:600])
-    save_through(store, prompt)
-    assert n_files(tmp_path) == 3
-    assert not store.has_snapshot(Conversation(prompt[:600]), exact(prompt[:600]))
-    store.insert_snapshot(Conversation(prompt[:600]), exact(prompt[:600]), state(prompt[:600]))
-    assert store.flush(20) and n_files(tmp_path) == 4
-
-
 def test_it_takes_what_is_below_and_leaves_it_there(tmp_path):
     prompt = conversation(512, 1)
     store = open_store(tmp_path)
@@ -199,10 +146,3 @@ def test_it_takes_what_is_below_and_leaves_it_there(tmp_path):
     fresh = open_store(tmp_path)
     assert save_in_memory(fresh, conversation(300, 2, after=prompt)).n_known == 512
     assert fresh.flush(20) and n_files(tmp_path) == 2
-
-
-def test_without_ram_it_is_not_kept(tmp_path):
-    store, prompt = open_store(tmp_path, ram_bytes=0), conversation(300, 1)
-    assert save_in_memory(store, prompt).n_left_out == 300
-    assert not snapshot_in_memory(store, prompt)
-    assert store.flush(20) and n_files(tmp_path) == 0

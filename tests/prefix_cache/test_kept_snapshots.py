@@ -1,6 +1,5 @@
 """Snapshots below RAM: in a folder and on a server, as blocks are."""
 
-import shutil
 import time
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from edgekv.prefix_cache import conversations
 from edgekv.prefix_cache.blocks import Conversation, Reading
 from edgekv.prefix_cache.files import BlockFile, remove_file, scan
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
-from edgekv.prefix_cache.listing import check_files, list_chains, remove_chains, remove_loose_snapshots
-from edgekv.prefix_cache.named import Pin, write_pin
+from edgekv.prefix_cache.listing import list_chains, remove_chains, remove_loose_snapshots
 from edgekv.prefix_cache.results import KeptSnapshot, PrefixHit
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -75,25 +73,6 @@ def lower(request, tmp_path):
     return {"url": server.url, "url_timeout_s": 20.0}, "remote"
 
 
-@pytest.mark.parametrize("end", [1, 255, 256, 300, 699])
-def test_they_survive_the_process(lower, end):
-    where, name = lower
-    tokens = conversation(700)
-    keep(open_store(**where), tokens, end)
-    store = open_store(**where)
-    assert found(store, tokens) == (end, name)
-    assert found(store, tokens) == (end, "ram") and len(snapshots_in(store.ram)) == 1
-    assert found(store, conversation(100, 1, after=tokens[: end - 1])) == (0, "")
-
-
-def test_without_ram_too(lower):
-    where, name = lower
-    tokens = conversation(700)
-    store = open_store(ram_bytes=0, **where)
-    keep(store, tokens, 600)
-    assert not snapshots_in(store.ram) and found(store, tokens) == (600, name)
-
-
 def test_a_model_without_rows_of_every_token_has_them_alone(lower):
     """All of its layers slide, or keep a state: blocks are empty."""
     where, name = lower
@@ -126,34 +105,6 @@ def test_a_long_prompt_asks_a_far_server_once(redis, monkeypatch: pytest.MonkeyP
 
 
 # ---- damage ------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("at", [0, 9, 17, 40, 200, -1, -N_BYTES, -N_BYTES // 2])
-def test_a_damaged_file_is_removed_and_the_one_before_is_taken(tmp_path, caplog, at):
-    tokens = conversation(700)
-    keep(open_store(tmp_path), tokens, 300, 600)
-    last = next(file for file in snapshots(tmp_path) if file.link.n == 600 % 256)
-    data = bytearray(last.path.read_bytes())
-    data[at] ^= 1
-    last.path.write_bytes(data)
-    store = open_store(tmp_path)
-    assert found(store, tokens) == (300, "disk")
-    assert store.stats().disk.n_refused == 1 and sum("not used" in record.message for record in caplog.records) == 1
-    if not 0 <= at < 12:  # else it may be another program's, or another version's
-        assert not last.path.exists()
-        assert len([checked for _, _, checked in check_files(tmp_path) if checked.refused]) == 0
-
-
-def test_a_file_with_anothers_name_is_not_taken(tmp_path):
-    """Also a block that is named as a snapshot."""
-    tokens = conversation(700)
-    keep(open_store(tmp_path), tokens, 300, 600)
-    first, second = sorted(snapshots(tmp_path), key=lambda file: file.link.n)
-    shutil.copy(first.path, second.path)
-    assert found(open_store(tmp_path), tokens) == (300, "disk")
-    block = next(file for file in scan(tmp_path) if not file.link.snapshot)
-    shutil.copy(block.path, first.path)
-    assert found(open_store(tmp_path), tokens) == (0, "")
 
 
 def test_damage_while_it_is_read_is_told_by_its_reader(tmp_path):
@@ -215,18 +166,6 @@ def test_they_are_listed_with_their_conversation_and_go_with_it(tmp_path):
         if not file.link.snapshot:
             remove_file(file.path)
     assert len(snapshots(tmp_path)) == 1 and remove_loose_snapshots(tmp_path) > N_BYTES and not snapshots(tmp_path)
-
-
-def test_a_pin_holds_them(tmp_path):
-    tokens = conversation(300, 5)
-    store = open_store(tmp_path, folder_bytes=200_000)
-    keep(store, tokens, 290)
-    (chain,) = list_chains(tmp_path)
-    write_pin(tmp_path, Pin("mine", chain.leaf.root, chain.leaf.link.key, time.time() + 99))
-    for seed in range(30):
-        keep(store, conversation(300, 50 + seed), 290)
-    store.close()
-    assert found(open_store(tmp_path), tokens) == (290, "disk")
 
 
 def test_those_of_a_chat_go_with_it(tmp_path):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.prefix_rows import BLOCK_BYTES, conversation, exact, identity, reader
+from support.prefix_rows import BLOCK_BYTES, InSlot, conversation, exact, identity, reader
 from support.stores import n_restored, open_store, restore, save
 
 from edgekv.prefix_cache.blocks import Conversation, Reading
@@ -127,3 +127,16 @@ def test_a_closed_store_is_empty():
     store.close()
     assert n_restored(store, tokens) == 0
     assert save(store, tokens).n_left_out == 300
+
+
+def test_what_ram_has_no_room_for_when_slots_are_needed_goes_from_the_end():
+    store = ram_store(3 * BLOCK_BYTES)
+    tokens, other, held = conversation(1024), conversation(300, 1), list[InSlot]()
+    for one in (other, tokens):
+        read = reader(one)
+        store.insert(Conversation(one), exact(one), lambda first, n: held.append(InSlot(read(first, n), n)) or held[-1])
+        for rows in held:
+            rows.needed()
+    stats = store.stats()
+    assert (stats.ram.n_blocks, stats.ram.n_bytes, stats.n_in_slots) == (3, 3 * BLOCK_BYTES, 0)
+    assert n_restored(store, tokens) == 768 and n_restored(store, other) == 0

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 from support import stores
-from support.prefix_rows import BLOCK_BYTES, LAYOUT, check_rows, conversation, exact, identity, reader, state
+from support.prefix_rows import BLOCK_BYTES, LAYOUT, check_rows, conversation, exact, reader, state
 from support.stores import open_store, save, snapshots_in
 
 from edgekv.prefix_cache.blocks import NOTHING_SAID, Conversation, Reading, ReadWith
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import PrefixHit
-from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.store import PrefixStore
 
 EXACT, _, SAMPLED, SPARSE = Reading
@@ -36,34 +35,6 @@ def position(hit: PrefixHit) -> int | None:
     return None if hit.snapshot is None else hit.snapshot.position
 
 
-def test_a_snapshot_without_its_rows_is_not_offered():
-    store, tokens = open_store(), conversation(700)
-    keep(store, tokens[:600])
-    assert position(restore(store, tokens)) is None
-    assert position(restore(store, tokens, n_have=599)) is None
-    save(store, tokens[:512])
-    assert position(restore(store, tokens)) is None
-    save(store, tokens[:600])
-    assert position(restore(store, tokens)) == 600
-
-
-def test_a_snapshot_needs_no_rows_that_are_in_place():
-    store, tokens = open_store(), conversation(700)
-    keep(store, tokens[:600])
-    hit = restore(store, tokens, n_have=650)
-    assert position(hit) == 600 and hit.pieces == ()
-    assert position(restore(store, tokens, n_have=650, goes_on=600)) is None
-
-
-def test_rows_of_another_conversation_lend_no_snapshot():
-    store, tokens = open_store(), conversation(700)
-    other = conversation(600, 1, after=tokens[:300])
-    save(store, other)
-    keep(store, other[:512])  # behind its second block, which begins as that of `tokens`
-    assert position(restore(store, tokens, n_have=690)) is None
-    assert position(restore(store, tokens)) is None
-
-
 def test_labels_and_settings_are_followed_only_where_they_are_accepted():
     store, tokens = open_store(), conversation(700)
     readings = exact(tokens)
@@ -80,17 +51,6 @@ def test_labels_and_settings_are_followed_only_where_they_are_accepted():
     assert found(EXACT, said) == found(SAMPLED, NOTHING_SAID) == found(SAMPLED, ReadWith(sampled=b"others")) == 200
     assert store.has_snapshot(Conversation(tokens[:600], read_with=said), readings[:600])
     assert not store.has_snapshot(Conversation(tokens[:600]), readings[:600])
-
-
-def test_another_build_or_namespace_never_finds_it():
-    tokens, shared = conversation(300), Ram()
-    one, other = (PrefixStore(identity(name), StoreSettings(), (), shared) for name in ("a build", "another"))
-    keep(one, tokens[:290])
-    assert one.has_snapshot(Conversation(tokens[:290]), exact(tokens[:290])) and not other.has_snapshot(Conversation(tokens[:290]), exact(tokens[:290]))
-    for store in (one, other):
-        save(store, tokens)
-    assert position(restore(one, tokens)) == 290 and position(restore(other, tokens)) is None
-    assert not one.has_snapshot(Conversation(tokens[:290], one.identity.chain_root("a key")), exact(tokens[:290]))
 
 
 def test_an_equal_one_is_kept_once():

@@ -48,7 +48,7 @@ BUDGETS = {
     "native/tests": 7_652,
     "native/tests/ptx": 1_509,
     "patches": 4_362,
-    "tests": 2_457,
+    "tests": 2_195,
     "tests/agents": 0,
     "tests/architectures": 918,
     "tests/arrays": 411,

@@ -115,7 +115,7 @@ class Owners(RuleBasedStateMachine):
         self.calm = True
         """Nothing else is there, and the clock never went back."""
         self.all_fit = True
-        """Each of them could be kept whole by itself."""
+        """Each of them can be kept whole by itself, and none was pinned."""
         self.n_grown = 0
         self.store = self.opened(self.ram_blocks)
 
@@ -200,6 +200,6 @@ class Owners(RuleBasedStateMachine):
         if self.calm and self.all_fit:
             there = {identity().root_key(), *(file.link.key for file in files)}
             assert all(file.link.snapshot or file.link.parent in there for file in files), "an end outlives its beginning"
-        if self.calm and self.bounded and not read_pins(self.folder):
+        if self.calm and self.bounded and self.all_fit:
             for i, one in enumerate(self.used[: max(lost, default=0)]):
                 assert n_found[id(one)] <= max(shared(one, later) for later in self.used[i + 1 :]), "what was used later goes first"

@@ -45,6 +45,23 @@ def test_other_files_in_the_folder_do_no_harm(written):
     assert n_restored(open_store(folder), tokens) == 600
 
 
+def test_the_bound_takes_what_was_not_used_for_longest_and_ends_before_beginnings(tmp_path):
+    old, kept, new = (conversation(1024, seed) for seed in (1, 2, 3))
+    store = open_store(tmp_path)
+    for tokens in (old, kept):
+        save(store, tokens)
+        time.sleep(0.01)
+    one = store.stats().disk.n_bytes // 8
+    n_restored(store, kept)
+    store.close()
+    store = open_store(tmp_path, folder_bytes=10 * one + 100)
+    save(store, new)
+    assert store.stats().disk.n_bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= 10 * one + 100
+    fresh = open_store(tmp_path)
+    assert n_restored(fresh, new) == n_restored(fresh, kept) == 1024
+    assert 256 <= n_restored(fresh, old) <= 512
+
+
 def test_a_conversation_longer_than_the_bound_keeps_its_beginning(tmp_path):
     tokens = conversation(1024)
     store = open_store(tmp_path, folder_bytes=26_000)

@@ -7,7 +7,6 @@ from support.prefix_rows import BLOCK_BYTES, LAYOUT, check_rows, conversation, e
 from support.stores import open_store, save, snapshots_in
 
 from edgekv.prefix_cache.blocks import NOTHING_SAID, Conversation, Reading, ReadWith
-from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.store import PrefixStore
 

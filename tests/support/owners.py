@@ -139,7 +139,7 @@ class Owners(RuleBasedStateMachine):
         """Another one, beside that which goes on."""
         other = self.opened(*arguments, **more)
         yield other
-        assert other.in_flight.n_bytes == 0 and not other.shared.in_use, "something is held"
+        assert other.in_flight.n_bytes == 0 and not other.ram.in_use, "something is held"
         other.close()
 
     def owner_or(self, goes_on: bool) -> AbstractContextManager[PrefixStore]:
@@ -180,8 +180,8 @@ class Owners(RuleBasedStateMachine):
 
     def holds(self) -> None:
         """The laws of what a new owner finds."""
-        with self.store.shared.lock:
-            blocks = self.store.shared.blocks
+        with self.store.ram.lock:
+            blocks = self.store.ram
             assert self.store.stats().ram.n_bytes == sum(blocks.get(link.key).n_bytes for link in blocks.links()) <= self.store.most_ram_bytes
         with self.owner(0) as fresh:
             n_found = {id(one): whole(fresh, one) for one in self.kept}

@@ -34,6 +34,17 @@ def position(hit: PrefixHit) -> int | None:
     return None if hit.snapshot is None else hit.snapshot.position
 
 
+def test_a_snapshot_without_its_rows_is_not_offered():
+    store, tokens = open_store(), conversation(700)
+    keep(store, tokens[:600])
+    assert position(restore(store, tokens)) is None
+    assert position(restore(store, tokens, n_have=599)) is None
+    save(store, tokens[:512])
+    assert position(restore(store, tokens)) is None
+    save(store, tokens[:600])
+    assert position(restore(store, tokens)) == 600
+
+
 def test_labels_and_settings_are_followed_only_where_they_are_accepted():
     store, tokens = open_store(), conversation(700)
     readings = exact(tokens)

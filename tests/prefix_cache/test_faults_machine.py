@@ -198,9 +198,8 @@ class Machine(Owners):
             OBSTACLES[how](path)
         removed = how not in (*OBSTACLES, *DENIED, "another program's", "another version's")
         with theirs({path}, DENIED[how]) if how in DENIED else nullcontext(), self.owner(AMPLE, "folder") as where:
-            if how != "a terabyte":
-                refused = [checked.file.path for *_, checked in check_files(self.folder) if checked.refused]
-                assert refused == [path] and list_chains(self.folder)
+            refused = [checked.file.path for *_, checked in check_files(self.folder) if checked.refused]
+            assert refused == [path] and list_chains(self.folder)
             if file.link.snapshot:
                 assert all(snapshot(where, one) >= self.furthest(one, but=at[id(one)]) for one in self.kept)
             self.find_but(where, ends)

@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/planning": 1_416,
     "tests/planted": 794,
     "tests/policies": 704,
-    "tests/prefix_cache": 3_198,
+    "tests/prefix_cache": 3_208,
     "tests/proof": 238,
     "tests/runtime": 6_258,
     "tests/server": 9_002,

@@ -221,7 +221,7 @@ class PrefixStore:
                 with self._lock:
                     if not self._make_room(block.n_bytes, {one.key for one in chain}, deadline):
                         break
-                    self._put(block)
+                    self._put(block, of.in_memory)
                     self._write(link.key, of.in_memory)
                 n_new += len(part)
             chain.append(link.copy(may_round))
@@ -298,9 +298,9 @@ class PrefixStore:
     def _write(self, key: bytes, in_memory: bool) -> None:
         self.ram.write(key, None if in_memory else self._writers)
 
-    def _put(self, block: Block | HeldBlock) -> None:
+    def _put(self, block: Block | HeldBlock, in_memory: bool = False) -> None:
         if expires := self.ram.put(block):
-            for writer in self._writers:
+            for writer in () if in_memory else self._writers:
                 writer.pin(block.link.key, expires)
 
     def _make_room(self, n_bytes: int, chain: set[bytes], deadline: float | None) -> bool:

@@ -138,6 +138,16 @@ def n_files(folder: Path) -> int:
     return len(list(scan(folder)))
 
 
+def test_its_key_gets_into_no_pin_of_a_folder(tmp_path):
+    """A pin moves to the block that continues its last; the folder does not have that block, and still pins its own."""
+    store, prompt = open_store(tmp_path), conversation(300, 1)
+    pinned(store, prompt, time.time() + 60)
+    assert store.flush(20)
+    (pin,) = read_pins(tmp_path)
+    longer = save_in_memory(store, conversation(100, 2, after=prompt))
+    assert store.flush(20) and read_pins(tmp_path) == [pin] and store.ram.pins.keys() >= {longer.chain[-1].key}
+
+
 def test_it_takes_what_is_below_and_leaves_it_there(tmp_path):
     prompt = conversation(512, 1)
     store = open_store(tmp_path)

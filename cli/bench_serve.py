@@ -22,7 +22,7 @@ COLUMNS = [
     Column("n_prompt", "prompt", tokens, rank=3),
     Column("seconds", "s", partial(fixed, digits=1), rank=6),
     Column("seconds_vs_stock", "x stock", partial(fixed, digits=2), rank=7),
-    Column("tokens_per_second", "tokens/s", partial(fixed, digits=1), rank=8, score=lambda row: row["tokens_per_second"]),
+    Column("tokens_per_second", "tokens/s", partial(fixed, digits=1), rank=8, score=lambda row: row["tokens_per_second"] or 0.0),
     Column("speed_vs_stock", "x stock", partial(fixed, digits=2), rank=8),
     Column("ttft_p50_s", "first token", lambda s: f"{s:.2f} s", rank=6),
     Column("ttft_max_s", "latest", lambda s: f"{s:.2f} s", rank=4),
@@ -91,10 +91,12 @@ def bench_serve(
 def sentence(rows: Sequence[dict[str, Any]]) -> str | None:
     """The best of EdgeKV's modes against llama.cpp; where nothing was compared, what the server gave. None: only llama.cpp was asked."""
     ours = [row for row in rows if row["server"] not in STOCK_KERNELS]
-    best = max((row for row in ours if row["part"] == "decode"), key=lambda row: row["tokens_per_second"], default=None)
+    best = max((row for row in ours if row["part"] == "decode"), key=lambda row: row["tokens_per_second"] or 0.0, default=None)
     if best is None:
         return None
     clients = f"{best['clients']} client{'s' * (best['clients'] > 1)} at {best['n_prompt']:,} tokens"
+    if best["tokens_per_second"] is None:
+        return f"{clients}: an answer ended before another one began, so that there is no speed of all together; ask for more tokens (-n)"
     if best["speed_vs_stock"] is None:
         get = "gets" if best["clients"] == 1 else "get"
         return f"{clients} {get} {best['tokens_per_second']:,.1f} tokens/s; the first comes after {best['ttft_p50_s']:.2f} s, by the median"

@@ -64,12 +64,12 @@ class LoadPart(Struct, frozen=True):
         return max(answer.arrivals[-1] for answer in self.answers) - min(answer.asked for answer in self.answers)
 
     @property
-    def tokens_per_second(self) -> float:
-        """The throughput of all clients together while all their answers run."""
+    def tokens_per_second(self) -> float | None:
+        """The throughput of all clients together while all their answers run; None: one ended before another one began."""
         begun = max(answer.arrivals[0] for answer in self.answers)
         ended = min(answer.arrivals[-1] for answer in self.answers)
         n = sum(sum(begun < at <= ended for at in answer.arrivals) for answer in self.answers)
-        return n / (ended - begun) if ended > begun else float("nan")
+        return n / (ended - begun) if ended > begun else None
 
     @property
     def first_tokens(self) -> np.ndarray:

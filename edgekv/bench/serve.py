@@ -70,18 +70,21 @@ def run(bench: ServeBench, text: str, progress: Progress = lambda what, done, to
 
 def _rows(bench: ServeBench, seen: dict[tuple[str, str], list[LoadPart]]) -> list[dict[str, Any]]:
     seconds = {key: median(turn.seconds for turn in turns) for key, turns in seen.items()}
-    speeds = {key: median(turn.tokens_per_second for turn in turns) for key, turns in seen.items()}
+    speeds: dict[tuple[str, str], float | None] = {}
+    for key, turns in seen.items():
+        together = [speed for turn in turns if (speed := turn.tokens_per_second) is not None]
+        speeds[key] = median(together) if together else None
     rows: list[dict[str, Any]] = []
     for (name, part), turns in seen.items():
         gaps = np.concatenate([turn.gaps for turn in turns])
         firsts = np.concatenate([turn.first_tokens for turn in turns])
         stock = [(kernel, part) for kernel in STOCK_KERNELS if (kernel, part) in seen]
+        speed, of_stock = speeds[name, part], max((found for key in stock if (found := speeds[key]) is not None), default=None)
         rows.append({
             "server": name, "part": part, "clients": bench.load.n_clients, "n_prompt": bench.load.n_prompt,
             "n_answer": bench.load.n_answer, "seconds": seconds[name, part],
             "seconds_vs_stock": min(seconds[key] for key in stock) / seconds[name, part] if stock else None,
-            "tokens_per_second": speeds[name, part],
-            "speed_vs_stock": speeds[name, part] / max(speeds[key] for key in stock) if stock else None,
+            "tokens_per_second": speed, "speed_vs_stock": speed / of_stock if speed is not None and of_stock is not None else None,
             "ttft_p50_s": float(np.median(firsts)), "ttft_max_s": float(firsts.max()),
             "gap_p50_ms": 1e3 * float(np.median(gaps)), "gap_p99_ms": 1e3 * float(np.quantile(gaps, 0.99)),
             "gap_max_ms": 1e3 * float(gaps.max()), "turns": len(turns), **stamp(), "cores": n_cores(),

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from support.benches import measure
 
+from edgekv.bench import passes
 from edgekv.bench.modes import MODES, find_mode
-from edgekv.bench.passes import LIMIT_TOKENS, Passes
+from edgekv.bench.passes import LIMIT_TOKENS, Passes, weights_alone
 from edgekv.bench.tally import Tally, log_softmax
 from edgekv.bench.text import standard_text
 from edgekv.common.enums import CacheType, KvMode
@@ -56,12 +57,19 @@ def test_every_row_says_how_far_above_the_weights_alone_it_is(synthetic, monkeyp
         rewind(self, position)
 
     monkeypatch.setattr(Decoder, "rewind", watched)
+    taken: list[float] = []
+
+    def alone(decoder, tokens):
+        taken.append(len(taken) + 1.0)
+        return [taken[-1] for _ in weights_alone(decoder, tokens)]
+
+    monkeypatch.setattr(passes, "weights_alone", alone)
     rows = decode(synthetic(), depths=(40, 300), n_gen=(6,), n_rounds=2)
     assert emptied.count((1, KvMode.EXACT)) >= 2 * 2 * LIMIT_TOKENS, "a step of the limit begins behind one token, in our kernels"
     for row in rows:
         assert row["limit_ms"] > 0 and row["limit_ratio"] > 0
         assert row["limit_ratio"] == pytest.approx(1000 / row["tg_ts_p50"] / row["limit_ms"])
-    assert len({row["limit_ms"] for row in rows}) == 2, "one for each depth, in turns with the modes"
+    assert len(taken) == 4 and {row["n_depth"]: row["limit_ms"] for row in rows} == {40: 1500, 300: 3500}, "one for each depth, in turns with the modes"
 
 
 def test_a_limit_that_cannot_be_had_is_said(synthetic, monkeypatch):

@@ -22,7 +22,7 @@ COLUMNS = [
     Column("n_prompt", "prompt", tokens, rank=3),
     Column("seconds", "s", partial(fixed, digits=1), rank=6),
     Column("seconds_vs_stock", "x stock", partial(fixed, digits=2), rank=7),
-    Column("tokens_per_second", "tokens/s", partial(fixed, digits=1), rank=8, score=lambda row: row["tokens_per_second"] or 0.0),
+    Column("tokens_per_second", "tokens/s", partial(fixed, digits=1), rank=8, score=lambda row: row["tokens_per_second"]),
     Column("speed_vs_stock", "x stock", partial(fixed, digits=2), rank=8),
     Column("ttft_p50_s", "first token", lambda s: f"{s:.2f} s", rank=6),
     Column("ttft_max_s", "latest", lambda s: f"{s:.2f} s", rank=4),

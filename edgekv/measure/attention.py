@@ -14,15 +14,12 @@ from edgekv.measure.busy import Others
 from edgekv.measure.contexts import Contexts, Opening, contexts
 from edgekv.measure.decoder import Decoder
 from edgekv.measure.filling import Fill
-from edgekv.measure.steps import best_step, in_turns, rotated, set_mode, shortest, timed
+from edgekv.measure.steps import HELD, best_step, in_turns, rotated, set_mode, shortest, timed
 from edgekv.models.model_shape import ModelShape
 from edgekv.models.model_writer import write_model
 from edgekv.planning.host import MIDDLE, NEAR, AttentionRates, AttentionShape, KernelRates, StepRates
 
 _SHALLOW, _FAR = 256, 8192
-_HELD = 1
-"""A measured depth is by so many tokens more than a power of two: the first token of a page would ask for its memory, after each rewind again."""
-
 _CHUNKS = {"exact": 256, "flash": 128, "plain": 128}  # tokens of a prompt: of more, where a kernel reads K and V once for many
 _N_HEADS = 9  # KV heads of all layers together
 _CHEAP = 4096  # numbers of all query heads
@@ -72,7 +69,7 @@ class _Attention:
             self.kernels["plain"] = opened.second, KvMode.OFF
 
     def rates(self) -> AttentionRates:
-        depths = [n + _HELD for n in (_SHALLOW, NEAR, MIDDLE, _FAR) if n <= depth_read(self.shape)]
+        depths = [n + HELD for n in (_SHALLOW, NEAR, MIDDLE, _FAR) if n <= depth_read(self.shape)]
         first = self._prompts(0)
         self.opened.fill_to(depths[0])
         warm = self._steps(depths[0], None)  # the fixed time of a layer, whose code and graph lie in the caches as after other layers
@@ -124,7 +121,7 @@ class _Attention:
         def step(name: str) -> float:
             return best_step(self._ready(name, depth), 1, depth, cold)
 
-        return in_turns({name: partial(step, name) for name in self.kernels})
+        return in_turns(self.kernels, step)
 
     def _ready(self, name: str, depth: int) -> Decoder:
         decoder, mode = self.kernels[name]

@@ -1,7 +1,7 @@
 """The fastest of several steps of a small model: the raw material of rates."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +16,9 @@ T = TypeVar("T")
 LEAST_SAMPLES, PATIENCE_S, MOST_S = 3, 0.03, 0.06
 _NEAR = 1.05
 """Samples within this factor of the fastest agree."""
+
+HELD = 1
+"""Tokens that a cache holds behind each rewind besides a round number of them: the first token of a page of memory asks for that memory."""
 
 _NO_TIERS = {"policy": "none", "kv_budget": 0}
 
@@ -53,10 +56,10 @@ def fastest(sample: Callable[[], tuple[float, float]], n_threads: int) -> float:
             return shortest(samples, n_threads, others)
 
 
-def in_turns(steps: Mapping[T, Callable[[], float]]) -> dict[T, float]:
-    """The shorter seconds of two turns of each, since the first tenth of a second is slower than all that follow."""
-    first, second = ({name: step() for name, step in steps.items()} for _ in range(2))
-    return {name: min(first[name], second[name]) for name in steps}
+def in_turns(names: Collection[T], step: Callable[[T], float]) -> dict[T, float]:
+    """The shorter seconds of two turns of a step by each name, since the first tenth of a second is slower than all that follow."""
+    first, second = ({name: step(name) for name in names} for _ in range(2))
+    return {name: min(first[name], second[name]) for name in names}
 
 
 def shortest(samples: Sequence[tuple[float, float]], n_threads: int, others: Others) -> float:

@@ -1,6 +1,6 @@
 """Measures what `edgekv plan` reckons with: rates of weights and of attention on this processor, in one to three seconds for each. Files of
-zeros and of a few heads represent the model: the time of a multiplication does not depend on the values. Models of up to 512 MiB are as large as
-these files: on a Zen 5 with 32 MiB of cache a byte of 64 MiB took 0.65 of the time of one of 512."""
+zeros and of a few heads represent the model: the time of a multiplication does not depend on the values. A file has as many weights as the
+model, up to 512 MiB: on a Zen 5 with 32 MiB of cache a byte of 64 MiB took 0.65 of the time of one of 512."""
 
 import tempfile
 import time
@@ -22,7 +22,7 @@ from edgekv.measure.attention import attention_rates
 from edgekv.measure.busy import Others
 from edgekv.measure.contexts import decoder_of
 from edgekv.measure.decoder import Decoder
-from edgekv.measure.steps import best_step, fastest, in_turns, set_mode, timed
+from edgekv.measure.steps import HELD, best_step, fastest, in_turns, set_mode, timed
 from edgekv.models.geometry import ModelFile
 from edgekv.models.model_shape import Experts, ModelShape
 from edgekv.models.model_writer import write_empty
@@ -52,7 +52,6 @@ _PROMPT_S = 1.0  # without fast kernels a prompt's token takes as long as one by
 _FEW_LAYERS, _MOST_LAYERS = 2, 128  # llama.cpp refuses many more, and a model of such small matrices lies in a cache itself
 _TINY = MatrixShape(32, 32)
 _FLOOR = 1e-3  # of what was measured, where noise makes a difference zero or negative
-_HELD = 1  # tokens in the cache, so that it keeps its memory: the first one of each page asks for some
 _LOOK_S = 0.1  # to see what other programs do
 
 
@@ -124,7 +123,7 @@ def step_rates(n_threads: int) -> StepRates:
     seconds = []
     for n_layer in (_FEW_LAYERS, _MOST_LAYERS):
         with _decoder(_weights_shape(n_layer, "f32", _TINY), "f32", _TINY.n_tokens, n_threads) as decoder:
-            seconds.append(best_step(decoder, 1, _HELD))
+            seconds.append(best_step(decoder, 1, HELD))
     layer = max(seconds[1] - seconds[0], _FLOOR * seconds[0]) / (_MOST_LAYERS - _FEW_LAYERS)
     return StepRates(max(seconds[0] - _FEW_LAYERS * layer, _FLOOR * seconds[0]), layer)
 
@@ -158,9 +157,9 @@ def _steps(decoder: Decoder, n_tokens: int) -> tuple[float, float]:
     """Seconds of a step with stock kernels and with EdgeKV's."""
     def step(mode: KvMode) -> float:
         set_mode(decoder, mode)
-        return best_step(decoder, n_tokens, _HELD)
+        return best_step(decoder, n_tokens, HELD)
 
-    seconds = in_turns({mode: partial(step, mode) for mode in (KvMode.OFF, KvMode.EXACT)})
+    seconds = in_turns((KvMode.OFF, KvMode.EXACT), step)
     return seconds[KvMode.OFF], seconds[KvMode.EXACT]
 
 
@@ -171,7 +170,7 @@ def _decoder(shape: ModelShape, kind: str, n_tokens: int, n_threads: int) -> Ite
         path = write_empty(shape, Path(folder) / "weights.gguf", kind)
         with decoder_of(path, kv=KvMode.OFF, n_ctx=2 * n_tokens, n_batch=n_tokens, n_ubatch=n_tokens, n_threads=n_threads, n_threads_batch=n_threads,
                         n_gpu_layers=0) as decoder:
-            decoder.decode([300] * _HELD)
+            decoder.decode([300] * HELD)
             yield decoder
 
 

@@ -20,7 +20,7 @@ from edgekv.common.machine import cpu_family
 from edgekv.common.units import MIB
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry, ModelFile
-from edgekv.models.traffic import EXPERTS, experts_used, traffic
+from edgekv.models.traffic import EXPERTS, Traffic, experts_used, traffic
 
 _LARGEST_GROUP = 16
 _MEASURED = (64, 80, 96, 112, 128, 192, 256)
@@ -226,12 +226,12 @@ def attention_shape(model: Geometry, kv: KvOptions) -> AttentionShape:
     return AttentionShape(measured_head_dim(model.head_dim_k, model.head_dim_v), group, model.n_head_kv[il], *types)
 
 
-def matrix_shape(model: ModelFile, of_experts: bool = False) -> MatrixShape:
+def _matrix_shape(model: ModelFile, of: Traffic, of_experts: bool = False) -> MatrixShape:
     """The sizes that most of a model's weights have, or of its experts', up to those where a row's start no longer counts."""
     arch, n_embd = model.geometry.architecture, model.geometry.n_embd
     found = of_experts and model.header.value(f"{arch}.expert_feed_forward_length", 0) or model.header.value(f"{arch}.feed_forward_length", 0)
     n_ff = max(map(int, found), default=0) if isinstance(found, list) else int(found)
-    n_mib = 2 ** round(math.log2(max(_FEWEST_MIB, traffic(model).kept_bytes / MIB)))
+    n_mib = 2 ** round(math.log2(max(_FEWEST_MIB, of.kept_bytes / MIB)))
     dense = MatrixShape(min(n_embd, _LONGEST.n_embd), min(n_ff or 2 * n_embd, _LONGEST.n_ff), min(n_mib, _LONGEST.n_mib))
     if not of_experts:
         return dense
@@ -251,5 +251,5 @@ def measured_weights(model: ModelFile) -> dict[str, MatrixShape]:
     """Kinds of weights (`Traffic`) that take their share of a token's bytes, the largest in any case, each with the sizes to measure it in."""
     of = traffic(model)
     ordered = sorted(of.decode_bytes, key=lambda kind: -of.decode_bytes[kind])
-    return {kind: matrix_shape(model, kind.endswith(EXPERTS)) for i, kind in enumerate(ordered)
+    return {kind: _matrix_shape(model, of, kind.endswith(EXPERTS)) for i, kind in enumerate(ordered)
             if i == 0 or of.decode_bytes[kind] >= _LEAST_SHARE * of.active_bytes}

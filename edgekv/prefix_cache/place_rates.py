@@ -57,7 +57,7 @@ class Rate:
         return n_bytes * self._stored_seconds / self._stored_bytes if self._stored_bytes and self._stored_seconds >= LEAST_SEEN_S else 0.0
 
     def reached(self, rate: float) -> bool:
-        """Whether bytes as the place keeps them came so fast, in bytes a second; the calls' own time counts, so it is faster still."""
+        """Whether this many bytes a second, as the place keeps them, were seen at least. The calls' own time counts, so the place is faster still."""
         return self._stored_bytes > rate * self._stored_seconds
 
     @property

@@ -25,7 +25,6 @@ from edgekv.planning.host import (
     WeightRates,
     attention_shape,
     kept_for,
-    matrix_shape,
     measured_weights,
     memory_gain,
 )
@@ -101,12 +100,12 @@ def test_layers_that_predict_are_not_read(header):
 
 def test_rows_are_as_long_as_the_model_s(header):
     """A product of short rows takes longer for each byte, so that rates are measured on the model's own sizes."""
-    assert matrix_shape(header("llama-3.2-1b")) == MatrixShape(2048, 8192, n_mib=512)
+    assert measured_weights(header("llama-3.2-1b")) == {"q4_0": MatrixShape(2048, 8192, n_mib=512)}
     assert measured_weights(header("qwen3-30b-a3b")) == {
         "q4_0 of experts": MatrixShape(2048, 768, 512, n_tokens=128, n_expert=32, n_used=8),  # 32 tokens each, as of 512 where there are 128
         "q4_0": MatrixShape(2048, 6144, 512)}
-    assert matrix_shape(header("llama-3-70b")) == MatrixShape(2048, 8192, n_mib=512), "longer rows take no longer for a byte"
-    assert matrix_shape(header("qwen3-0.6b")).n_mib == 256 and matrix_shape(header("tiny")).n_mib == 16, "caches hold a part of few weights"
+    assert measured_weights(header("llama-3-70b")) == {"q4_0": MatrixShape(2048, 8192, n_mib=512)}, "longer rows take no longer for a byte"
+    assert [measured_weights(header(name))["q4_0"].n_mib for name in ("qwen3-0.6b", "tiny")] == [256, 16], "caches hold a part of few weights"
     odd = measuring._weights_shape(2, "q4_k", MatrixShape(576, 1600))
     assert (odd.n_embd, odd.n_ff) == (768, 1792), "whole blocks"
 
@@ -232,7 +231,7 @@ def test_a_fast_token_corrects_what_is_kept(header, tmp_path, monkeypatch):
     assert correct(kept, model, kv, KvMode.EXACT, 0, 1e-3) is None, "nothing is kept"
     kept.keep("read", 1e10)
     kept.keep("step", STEP)
-    kept.keep(f"weights q4_0 {matrix_shape(model).name}", WeightRates(1e9, 1e9, 2e9, 3e9))
+    kept.keep(f"weights q4_0 {measured_weights(model)['q4_0'].name}", WeightRates(1e9, 1e9, 2e9, 3e9))
     kept.keep(f"attention {attention_shape(model.geometry, kv).name}", ATTENTION)
     rates = kept_for(model, kv, kept)
     seconds = HostRoofline(model, kv, rates).decode_seconds(KvMode.EXACT, 4096)

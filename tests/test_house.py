@@ -44,7 +44,7 @@ BUDGETS = {
     "native/include": 1_340,
     "native/llama": 4_888,
     "native/server": 8_055,
-    "native/src": 19_833,
+    "native/src": 19_825,
     "native/tests": 7_652,
     "native/tests/ptx": 1_509,
     "patches": 4_362,

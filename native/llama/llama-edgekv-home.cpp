@@ -44,7 +44,7 @@ void give_back(ggml_backend_buffer_t mapping, std::vector<span> & spans, size_t 
         for (++i; i < spans.size() && spans[i].first < whole.second + 64; ++i) {
             whole.second = std::max(whole.second, spans[i].second);
         }
-        const uintptr_t first = (whole.first + unit - 1)/unit*unit;
+        const uintptr_t first = GGML_PAD(whole.first, unit);
         const uintptr_t end   = whole.second/unit*unit;
         if (first < end) {
             llama_edgekv_forget(mapping, first, end);
@@ -56,8 +56,7 @@ void give_back(ggml_backend_buffer_t mapping, std::vector<span> & spans, size_t 
 size_t taken(const std::vector<const ggml_tensor *> & tensors, size_t n) {
     size_t sum = 0;
     for (const ggml_tensor * rows : tensors) {
-        const size_t unit = llama_edgekv_unit(rows);
-        sum += std::min((n*rows->nb[1] + unit - 1)/unit*unit, rows->nb[2]);
+        sum += std::min(GGML_PAD(n*rows->nb[1], llama_edgekv_unit(rows)), rows->nb[2]);
     }
     return sum;
 }

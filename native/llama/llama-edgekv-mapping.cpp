@@ -149,7 +149,8 @@ ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * rows) {
     if (!rows->view_src && of(buffer).file < 0) {
         const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), base = reinterpret_cast<uintptr_t>(rows->data);
         const uintptr_t first = base/page*page;
-        madvise(reinterpret_cast<void *>(first), base + llama_edgekv_padded(rows) - first, llama_edgekv_unit(rows) == LLAMA_EDGEKV_HUGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+        const int advice = llama_edgekv_unit(rows) == LLAMA_EDGEKV_HUGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
+        madvise(reinterpret_cast<void *>(first), base + llama_edgekv_padded(rows) - first, advice);
     }
     return GGML_STATUS_SUCCESS;
 }

@@ -29,7 +29,7 @@ constexpr size_t LLAMA_EDGEKV_HUGE = size_t{2} << 20;
 
 inline size_t llama_edgekv_huge(size_t n) { return (n + LLAMA_EDGEKV_HUGE - 1)/LLAMA_EDGEKV_HUGE*LLAMA_EDGEKV_HUGE; }
 
-// The bytes of rows that come and go at once: a huge page, or so much less where a stream has few of them that most would be taken in part.
+// The unit in which rows take memory and give it back, a power of two: a huge page; 64 KiB where a stream has fewer than eight, most used in part.
 inline size_t llama_edgekv_unit(const ggml_tensor * rows) { return rows->nb[2] < 8*LLAMA_EDGEKV_HUGE ? size_t{64} << 10 : LLAMA_EDGEKV_HUGE; }
 
 // the bytes that rows take, so that those behind begin at a huge page, where that costs less than a hundredth

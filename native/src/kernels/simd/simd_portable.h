@@ -26,17 +26,9 @@ struct Simd {
         int32_t x[8];
     };
 
-    template <class Op>
-    static F map(Op op) {
-        F r;
-        for (int i = 0; i < 8; ++i) {
-            r.x[i] = op(i);
-        }
-        return r;
-    }
-    template <class Op>
-    static I imap(Op op) {
-        I r;
+    template <class Lanes = F, class Op>
+    static Lanes map(Op op) {
+        Lanes r;
         for (int i = 0; i < 8; ++i) {
             r.x[i] = op(i);
         }
@@ -157,24 +149,24 @@ struct Simd {
     static I iload_twice(const void * p) { return iload(p); }
     static I iload(const void * p) { return copy<I>(p); }
     static F to_float(const I & a) { return map([&](int i) { return static_cast<float>(a.x[i]); }); }
-    static I isub(const I & a, int b) { return imap([&](int i) { return a.x[i] - b; }); }
+    static I isub(const I & a, int b) { return map<I>([&](int i) { return a.x[i] - b; }); }
 
     static I load_q8(const char * row, int v, int) { return iload(row + static_cast<size_t>(v) * 34 + 2); }
     static void transpose4(I * k) {
         const I in[4] = {k[0], k[1], k[2], k[3]};
         for (int j = 0; j < 4; ++j) {
-            k[j] = imap([&](int i) { return in[i % 4].x[i / 4 * 4 + j]; });
+            k[j] = map<I>([&](int i) { return in[i % 4].x[i / 4 * 4 + j]; });
         }
     }
     static I dot4(const I & acc, const I & k, const I & q) {
         int8_t a[32], b[32];
         memcpy(a, &k, sizeof(a));
         memcpy(b, &q, sizeof(b));
-        return imap([&](int i) {
+        return map<I>([&](int i) {
             return acc.x[i] + a[4 * i] * b[4 * i] + a[4 * i + 1] * b[4 * i + 1] + a[4 * i + 2] * b[4 * i + 2] + a[4 * i + 3] * b[4 * i + 3];
         });
     }
-    static void block_sums(const I * acc, I * out) { out[0] = imap([&](int i) { return acc[i / 4].x[i % 4] + acc[i / 4].x[i % 4 + 4]; }); }
+    static void block_sums(const I * acc, I * out) { out[0] = map<I>([&](int i) { return acc[i / 4].x[i % 4] + acc[i / 4].x[i % 4 + 4]; }); }
 
     template <class At>
     static I groups_at(At at) {
@@ -190,17 +182,17 @@ struct Simd {
     template <int N>
     static void turn_groups(const I * acc, I * out) {
         for (int b = 0; b < 2; ++b) {
-            out[b] = imap([&](int i) { return acc[i / 4].x[4 * b + i % 4]; });
+            out[b] = map<I>([&](int i) { return acc[i / 4].x[4 * b + i % 4]; });
         }
     }
 
     static void in_register(I &) {}
     static void istore(void * p, const I & a) { memcpy(p, &a, sizeof(a)); }
-    static I iset1(int x) { return imap([&](int) { return x; }); }
+    static I iset1(int x) { return map<I>([&](int) { return x; }); }
     static I idup4(const char * p) { return iset1(copy<int32_t>(p)); }
-    static I iadd(const I & a, const I & b) { return imap([&](int i) { return a.x[i] + b.x[i]; }); }
-    static I idiff(const I & a, const I & b) { return imap([&](int i) { return a.x[i] - b.x[i]; }); }
-    static I imax(const I & a, const I & b) { return imap([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; }); }
+    static I iadd(const I & a, const I & b) { return map<I>([&](int i) { return a.x[i] + b.x[i]; }); }
+    static I idiff(const I & a, const I & b) { return map<I>([&](int i) { return a.x[i] - b.x[i]; }); }
+    static I imax(const I & a, const I & b) { return map<I>([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; }); }
     static float sum(const F & a) {
         float lanes[4];
         for (int i = 0; i < 4; ++i) {
@@ -213,17 +205,17 @@ struct Simd {
         const I * in[4] = {&a, &b, &c, &d};
         I x[8];  // transposed
         for (int j = 0; j < 8; ++j) {
-            x[j] = imap([&](int i) { return in[i % 4]->x[j]; });
+            x[j] = map<I>([&](int i) { return in[i % 4]->x[j]; });
         }
         return op(op(op(x[0], x[2]), op(x[1], x[3])), op(op(x[4], x[6]), op(x[5], x[7])));
     }
     static I iprefix(const I & a) {
         int n = 0;
-        return imap([&](int i) { return n += a.x[i]; });
+        return map<I>([&](int i) { return n += a.x[i]; });
     }
     static I ilast(const I & a) { return iset1(a.x[7]); }
     static unsigned lanes_differ(const I & a, const I & b) { return bits([&](int i) { return a.x[i] != b.x[i]; }); }
-    static I lanes_of(const I & a, const I & b, unsigned bits) { return imap([&](int i) { return bits >> i & 1 ? b.x[i] : a.x[i]; }); }
+    static I lanes_of(const I & a, const I & b, unsigned bits) { return map<I>([&](int i) { return bits >> i & 1 ? b.x[i] : a.x[i]; }); }
     static int append(int32_t * to, const I & a, unsigned bits) {
         int n = 0;
         for (int i = 0; i < 8; ++i) {
@@ -233,14 +225,14 @@ struct Simd {
         }
         return n;
     }
-    static I icount(int first) { return imap([&](int i) { return first + i; }); }
+    static I icount(int first) { return map<I>([&](int i) { return first + i; }); }
     static I select(const I & mask, const I & a, const I & b) {
-        return imap([&](int i) { return (mask.x[i] & a.x[i]) | (~mask.x[i] & b.x[i]); });
+        return map<I>([&](int i) { return (mask.x[i] & a.x[i]) | (~mask.x[i] & b.x[i]); });
     }
     static F as_float(const I & a) { return copy<F>(&a); }
     static I as_int(const F & a) { return copy<I>(&a); }
     static I to_int(const F & a) {
-        return imap([&](int i) {
+        return map<I>([&](int i) {
             // Beyond 2^22 the trick of round() would lose the last bits, and from 2^23 on there is nothing to round.
             const float x = a.x[i];
             return static_cast<int32_t>(x < 4194304.0f && x > -4194304.0f ? (x + 12582912.0f) - 12582912.0f : rintf(x));
@@ -265,11 +257,11 @@ struct Simd {
     static F load_upper_halves(const void * p) {
         uint16_t halves[8];
         memcpy(halves, p, sizeof(halves));
-        return as_float(imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(halves[i]) << 16); }));
+        return as_float(map<I>([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(halves[i]) << 16); }));
     }
     template <int N>
-    static I right(const I & a) { return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) >> N); }); }
-    static I iand(const I & a, const I & b) { return imap([&](int i) { return a.x[i] & b.x[i]; }); }
+    static I right(const I & a) { return map<I>([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) >> N); }); }
+    static I iand(const I & a, const I & b) { return map<I>([&](int i) { return a.x[i] & b.x[i]; }); }
     static constexpr int kCodeDots = 1 << 20, kCodeChains = 1;
     static I code_dot(const I & acc, const I & codes, const I & q) {
         // 16-bit products of the even and the odd bytes, which compilers know instructions for; codes are positive
@@ -286,11 +278,11 @@ struct Simd {
         for (int i = 0; i < 16; ++i) {
             sums[i] = static_cast<int16_t>(c[i] * f[i] + odd_c[i] * odd_f[i]);
         }
-        return imap([&](int i) { return acc.x[i] + sums[2 * i] + sums[2 * i + 1]; });
+        return map<I>([&](int i) { return acc.x[i] + sums[2 * i] + sums[2 * i + 1]; });
     }
-    static I code_sums(const I & total, const I & acc) { return imap([&](int i) { return total.x[i] + acc.x[i]; }); }
+    static I code_sums(const I & total, const I & acc) { return map<I>([&](int i) { return total.x[i] + acc.x[i]; }); }
     static I dot4_stored(const I & acc, const I & k, const I & q) {
-        return dot4(acc, imap([&](int i) { return k.x[i] ^ static_cast<int32_t>(0x80808080u); }), q);
+        return dot4(acc, map<I>([&](int i) { return k.x[i] ^ static_cast<int32_t>(0x80808080u); }), q);
     }
     static I scale_bytes(const I & a, const I & lo, const I & hi) {
         uint8_t u[32];
@@ -308,7 +300,7 @@ struct Simd {
     static F dup_f16(const char * p) { return set1(widened(copy<uint16_t>(p))); }
 
     template <int N>
-    static I left(const I & a) { return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) << N); }); }
+    static I left(const I & a) { return map<I>([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) << N); }); }
     static bool any_above(const F & a, const F & b) { return bits([&](int i) { return a.x[i] > b.x[i]; }) != 0; }
     static F where_bits(const I & a, const I & bits, const F & yes, const F & no) {
         return map([&](int i) { return (a.x[i] & bits.x[i]) != 0 ? yes.x[i] : no.x[i]; });

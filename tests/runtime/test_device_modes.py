@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from support.contexts import Context, attached
 from support.events import check
+from support.planes import device_bytes
 
 from edgekv._native import device_calls
-from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.enums import KvMode
 from edgekv.common.errors import DoesNotFit
 from edgekv.config import KvOptions
 
@@ -28,11 +29,11 @@ def opened(synthetic):
 
     @contextmanager
     def open_one(mode: str, kv_vram: int, **changes):
-        before = device_calls.info(DeviceKind.EMULATED).free_bytes
+        before = device_bytes()[0]
         with attached(path, OPTIONS.with_(mode=mode, kv_vram=kv_vram, **changes), n_ctx=2048, n_seq=1, n_threads=1) as (context, run):
             context.decode([260 + i * 7 % 90 for i in range(500)], range(500), [0] * 500)
             context.decode([260 + i * 7 % 90 for i in range(500, N_PROMPT)], range(500, N_PROMPT), [0] * (N_PROMPT - 500))
-            yield context, run, lambda: before - device_calls.info(DeviceKind.EMULATED).free_bytes
+            yield context, run, lambda: before - device_bytes()[0]
 
     return open_one
 

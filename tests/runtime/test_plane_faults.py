@@ -10,7 +10,7 @@ from support.contexts import attached
 from support.decoding import kld
 from support.events import check
 from support.fake_gpus import RATES
-from support.planes import ALL, logits_of, open_model, plane_of
+from support.planes import ALL, device_bytes, logits_of, open_model, plane_of
 
 from edgekv._native import core, device_calls
 from edgekv.common.enums import DeviceKind
@@ -63,15 +63,15 @@ def test_mode_off_gives_the_memory_of_the_arena_back(synthetic, mode: str):
     path = synthetic("llama")
     llama = open_model(path, **ALL | {"mode": mode})
     expected, full = logits_of(llama), llama.kv.memory().arena_bytes
-    free = device_calls.info(DeviceKind.EMULATED).free_bytes
+    free = device_bytes()[0]
     logits_of(llama, (1,) * 40)
     assert full > 0 and llama.kv.tiers().n_resident > 0
     for change in (lambda to: setattr(llama.kv, "mode", to), lambda to: llama.kv.configure(llama.kv.options.with_(mode=to))):
         change("off")
-        assert llama.kv.memory().arena_bytes == 0 and device_calls.info(DeviceKind.EMULATED).free_bytes >= free + full
+        assert llama.kv.memory().arena_bytes == 0 and device_bytes()[0] >= free + full
         logits_of(llama)
         change(mode)
-        assert llama.kv.memory().arena_bytes == full and device_calls.info(DeviceKind.EMULATED).free_bytes <= free
+        assert llama.kv.memory().arena_bytes == full and device_bytes()[0] <= free
         assert np.array_equal(logits_of(llama), expected) or mode == "sparse"
         logits_of(llama, (1,) * 40)
         assert check(llama.kv).n_slots > 0 and llama.kv.tiers().n_resident > 0
@@ -97,10 +97,10 @@ def test_the_arena_gives_memory_back_when_it_is_asked(synthetic):
     llama = open_model(synthetic("llama"), mode="exact")
     expected, full = logits_of(llama), llama.kv.memory().arena_bytes
     slot = plane_of(llama).slot_bytes
-    free = device_calls.info(DeviceKind.EMULATED).free_bytes
+    free = device_bytes()[0]
     assert llama.kv.give_back(10 * slot + 1) >= 10 * slot + 1
     left = llama.kv.memory().arena_bytes
-    assert 0 < left <= full - 10 * slot and device_calls.info(DeviceKind.EMULATED).free_bytes == free + full - left
+    assert 0 < left <= full - 10 * slot and device_bytes()[0] == free + full - left
     llama.kv.mode = "off"
     llama.kv.mode = "exact"
     assert llama.kv.memory().arena_bytes == left, "what was given away stays with those who asked for it"
@@ -185,18 +185,16 @@ def device_has(emulator):
 @pytest.mark.parametrize(("display", "left"), [(False, 512 << 20), (True, 1 << 30)])
 def test_the_arena_takes_what_the_first_tokens_leave(synthetic, device_has, display: bool, left: int):
     """A driver takes memory with the first launch: the arena is allocated behind that, and leaves room for other programs and for a screen."""
-    def device() -> device_calls.DeviceInfo:
-        return device_calls.info(DeviceKind.EMULATED)
-
     late = 80 << 20
     plenty = open_model(synthetic("llama"), n_ctx=4096, **ALL)
-    wanted = device().total_bytes - device().free_bytes
+    free, total = device_bytes()
+    wanted = total - free
     arena = plenty.kv.memory().arena_bytes
     plenty.close()
     device_has(left + late + wanted - arena // 2, late, display, 1 << 40)
     llama = open_model(synthetic("llama"), n_ctx=4096, **ALL)
     assert llama.kv.selection().n_selections == llama.kv.cells.stream(0).n_used == 0, "what was computed to see what it takes is forgotten"
     logits_of(llama)
-    assert 0 <= device().free_bytes - left < plane_of(llama).slot_bytes and 0 < llama.kv.memory().arena_bytes < arena
-    assert device().has_display == display
+    assert 0 <= device_bytes()[0] - left < plane_of(llama).slot_bytes and 0 < llama.kv.memory().arena_bytes < arena
+    assert device_calls.info(DeviceKind.EMULATED).has_display == display
     llama.close()

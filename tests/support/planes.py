@@ -1,12 +1,14 @@
 """A model on the emulated device, and the steps that compare it with the host."""
 
 import ctypes
+import gc
 from pathlib import Path
 
 import numpy as np
 
 from edgekv import Llama
 from edgekv._native import core, device_calls, testing
+from edgekv.common.enums import DeviceKind
 from edgekv.config import KvOptions
 
 N_PROMPT = 150
@@ -30,6 +32,13 @@ def plane_of(llama: Llama) -> device_calls.Plane:
     found = device_calls.plane(llama.kv._native_handle())
     assert found is not None, core.device_problem(llama.kv._native_handle())
     return found
+
+
+def device_bytes() -> tuple[int, int]:
+    """Free and all memory of the emulated device, without contexts that an earlier test's exception still holds."""
+    gc.collect()
+    info = device_calls.info(DeviceKind.EMULATED)
+    return info.free_bytes, info.total_bytes
 
 
 def logits_of(llama: Llama, steps=STEPS, n_prompt: int = N_PROMPT, seed: int = 0) -> np.ndarray:

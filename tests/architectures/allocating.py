@@ -20,13 +20,15 @@ CONTEXTS = [(n_seq, unified, kind) for n_seq, unified in ((1, False), (4, False)
 
 
 def compare(path: Path) -> dict:
-    """`refused`: why EdgeKV does not plan the model. Otherwise `contexts`, how many there were; `refusals`, how many of them llama.cpp and the plan
+    """`refused`: why EdgeKV does not plan a model that llama.cpp takes. Otherwise `contexts`, how many there were; `refusals`, how many of them both
     refuse; `wrong`, in words; `off`: by what share each part was off at most, beyond the log's rounding."""
+    found = {"contexts": len(CONTEXTS), "refusals": 0, "wrong": [], "off": dict.fromkeys(PARTS, 0.0)}
     try:
         model = open_model(path)
     except ModelError as error:
-        return {"refused": str(error).replace(str(path), "the file")}
-    found = {"contexts": len(CONTEXTS), "refusals": 0, "wrong": [], "off": dict.fromkeys(PARTS, 0.0)}
+        if any(allocated(path, N_CTX, n_seq, unified, number) for n_seq, unified, (_, number) in CONTEXTS):
+            return {"refused": str(error).replace(str(path), "the file")}
+        return found | {"refusals": len(CONTEXTS)}
     for n_seq, unified, (kind, number) in CONTEXTS:
         what = f"{n_seq} slots{', unified' * unified}, {kind}"
         made = allocated(path, N_CTX, n_seq, unified, number)

@@ -2,7 +2,7 @@
 table of models/README.md that it writes."""
 
 import pytest
-from architectures import running, table
+from architectures import allocating, running, table
 from architectures.making import NotMadeError, compile_maker
 from support.headers import MIB, allocated
 
@@ -149,3 +149,11 @@ def test_odd_keys_mean_what_llama_cpp_makes_of_them(maker, tmp_path, architectur
     maker.write(architecture, path := tmp_path / "model.gguf", keys)
     made, off = allocated(path, 16384)["KV home"]
     assert geometry(path).kv_bytes(16384) / MIB == pytest.approx(made, abs=off + 1e-9)
+
+
+@pytest.mark.parametrize(("architecture", "keys", "refusals"), [("minimax-01", (), 0), ("lfm2", ("nextn_predict_layers=1",), len(allocating.CONTEXTS))])
+def test_the_plan_is_what_llama_cpp_makes_of_it(maker, tmp_path, architecture, keys, refusals):
+    """The work buffers of one sequence may be larger than those of several; a cache without a byte is no cache."""
+    maker.write(architecture, path := tmp_path / "model.gguf", keys)
+    found = allocating.compare(path)
+    assert not found["wrong"] and found["refusals"] == refusals

@@ -6,7 +6,9 @@
 #include "llama-edgekv-headers.h"
 #include "llama-edgekv-memory.h"
 
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <string>
 
 using namespace edgekv;
@@ -87,6 +89,16 @@ void put_caches(const llama_context * lctx, Json & out) {
     out.text += "]";
 }
 
+// A cache whose layers have no KV heads takes no byte, and llama.cpp takes the empty buffer for memory that it was refused. Simulated, none is missing.
+bool has_empty_cache(const llama_context * lctx) {
+    std::map<llama_edgekv_content, size_t> n_bytes;
+    llama_edgekv_cache cache;
+    for (int i = 0; llama_edgekv_get_cache(lctx, i, &cache); ++i) {
+        n_bytes[cache.holds] += ggml_nbytes(cache.k) + (cache.v ? ggml_nbytes(cache.v) : 0);
+    }
+    return std::any_of(n_bytes.begin(), n_bytes.end(), [](const auto & kind) { return kind.second == 0; });
+}
+
 }  // namespace
 
 edgekv_status edgekv_open_header(const char * path, struct llama_model ** out) {
@@ -121,6 +133,10 @@ edgekv_status edgekv_inspect(struct llama_model * model, const edgekv_context_si
         llama_context * lctx = llama_init_from_model(model, params);
         if (!lctx) {
             return listening.refusal();
+        }
+        if (has_empty_cache(lctx)) {
+            llama_free(lctx);
+            return fail(EDGEKV_UNSUPPORTED, "llama.cpp makes no KV cache for layers without KV heads");
         }
         llama_edgekv_memory memory;
         llama_edgekv_get_memory(lctx, &memory);

@@ -3,6 +3,7 @@
 #include "server/chat/response_format.h"
 #include "server/dialects/dialect.h"
 #include "server/http/fields.h"
+#include "server/prefix_cache/marks.h"
 #include "server/scheduling/requests.h"
 
 #include <exception>
@@ -67,6 +68,8 @@ std::unique_ptr<dialect> dialect_of(endpoint where) {
     }
 }
 
+bool is_chat(endpoint where) { return where == endpoint::chat || where == endpoint::responses || where == endpoint::messages; }
+
 bool counts_tokens(const std::string & path) { return path.find("_tokens") != std::string::npos; }
 
 void fail(told & res, const std::exception & e) {
@@ -121,7 +124,10 @@ server_http_res_ptr answered(const server_http_req & request, const server_http_
         take_form(body, *where);
         res->by->take(body);
         res->request.body = body.dump();
-        res->answer       = handler(res->request);
+        if (is_chat(*where) && !counts_tokens(request.path) && may_mark(res->request.body)) {
+            res->request.body = with_marks(std::move(body)).dump();
+        }
+        res->answer = handler(res->request);
     } catch (const std::exception & e) {
         fail(*res, e);
         tell_ignored(*res);

@@ -20,7 +20,7 @@ bool may_mark(const std::string & request);
 // of Anthropic's; of OpenAI's the last four count.
 json with_marks(json request);
 
-// Takes the texts out of a converted request's prompt. "edgekv_marks" then lists, for each, a number of the prompt's bytes and seconds.
+// Takes the texts out of the prompt that a chat became. "edgekv_marks" then lists, for each, a number of the prompt's bytes and seconds.
 void take_marks(json & converted);
 
 // Notes a task's marks until it is posted. Throws std::invalid_argument if a field that marks the whole prompt has no such value.

@@ -50,8 +50,8 @@ json take_json(const std::string & name) {
 
 void set_busy() { g_busy = true; }
 
-void refresh(bool idle) {
-    if (void (*function)(int) = g_refresh.load()) {
+void refresh(bool idle, bool is_yielding) {
+    if (void (*function)(int) = g_refresh.load(); function && !is_yielding) {
         function(idle ? 1 : 0);
     }
     if (idle) {

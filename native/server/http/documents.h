@@ -23,8 +23,9 @@ void add_to_slots(json & slots);
 // appends the document "metrics" to a text in Prometheus' format
 void add_to_metrics(std::string & text);
 
-// Lets the publisher update its texts. Decoding thread, between two batches. idle: nothing is left to do.
-void refresh(bool idle);
+// Lets the publisher update its texts, on the decoding thread between two batches. idle: nothing is left to do. is_yielding: that thread decodes
+// meanwhile, and the latest texts must do.
+void refresh(bool idle, bool is_yielding = false);
 
 // Says that there is work from now on, until refresh(true). Decoding thread.
 void set_busy();

@@ -166,12 +166,15 @@ bool edgekv_prefix_goes_on(const Slot & slot, int n_past) {
     return !slot.ctx_dft && slot.alora_invocation_start < 0 && edgekv_sequence_of(slot.id).goes_on == n_past;
 }
 
-// a slot's task ends: tells it, and keeps the slot's tokens
+// A slot's task ends: tells it, and keeps the slot's tokens. Those that must not be kept are nobody's beginning.
 template <typename Slot>
 void edgekv_prefix_keep_all(Slot & slot) {
     edgekv_server::tell_ended(slot);
     if (!slot.task->is_child() && !slot.ctx_dft) {
         edgekv_prefix_keep(edgekv_slot(slot), false);
+    }
+    if (!edgekv_prefix_keeps(slot)) {
+        slot.prompt_clear();
     }
 }
 

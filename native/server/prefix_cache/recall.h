@@ -8,6 +8,7 @@
 
 #include "server/prefix_cache/prefixes.h"
 #include "server/prefix_cache/rolling.h"
+#include "server/prefix_cache/snapshots.h"
 
 namespace edgekv_server {
 
@@ -52,15 +53,21 @@ int edgekv_recall_bound(const Slot & slot, int n_past) {
     return sequence.recalls == slot.task->id ? std::min(n_past, sequence.turn) : n_past;
 }
 
-// A batch of prompt tokens ends where exchanges come back, as at a snapshot.
 template <typename Slot>
 bool edgekv_recall_due(const Slot & slot) {
     const auto & sequence = edgekv_sequence_of(slot.id);
     return sequence.recalls == slot.task->id && sequence.turn == slot.prompt.n_tokens();
 }
 
+// A batch of prompt tokens ends where a snapshot is due or exchanges come back; both happen before the next batch.
 template <typename Slot>
-void edgekv_recall_take(Slot & slot) {
+bool edgekv_prefix_pauses(const Slot & slot) { return edgekv_snapshot_due(slot) || edgekv_recall_due(slot); }
+
+template <typename Slot>
+void edgekv_prefix_between(Slot & slot) {
+    if (edgekv_snapshot_due(slot)) {
+        edgekv_prefix_snapshot(edgekv_slot(slot));
+    }
     if (edgekv_recall_due(slot)) {
         edgekv_server::recall(edgekv_slot(slot), const_cast<server_task &>(*slot.task), slot.n_ctx);
     }

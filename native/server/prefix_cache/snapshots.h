@@ -22,16 +22,8 @@ int planned_before(const edgekv_prefix_slot & slot, int n);
 
 }  // namespace edgekv_server
 
-// A batch of prompt tokens ends where a snapshot is due; the snapshot is taken before the next batch.
 template <typename Slot>
 bool edgekv_snapshot_due(const Slot & slot) {
     const auto & sequence = edgekv_sequence_of(slot.id);
     return sequence.task == slot.task->id && std::binary_search(sequence.due.begin(), sequence.due.end(), slot.prompt.n_tokens());
-}
-
-template <typename Slot>
-void edgekv_snapshot_take(Slot & slot) {
-    if (edgekv_snapshot_due(slot)) {
-        edgekv_prefix_snapshot(edgekv_slot(slot));
-    }
 }

@@ -1,6 +1,11 @@
 #include "server/scheduling/requests.h"
 
+#include "server/http/adapters.h"
 #include "server/http/fields.h"
+#include "server/prefix_cache/marks.h"
+#include "server/prefix_cache/media.h"
+#include "server/prefix_cache/rolling.h"
+#include "server/prefix_cache/spans.h"
 #include "server/scheduling/limits.h"
 
 #include <stdexcept>
@@ -33,6 +38,14 @@ bool refuses(const void * reader, server_http_res & res) {
     res.data                   = error_body(error);
     res.headers["Retry-After"] = std::to_string(retry_after_s());
     return true;
+}
+
+void take_task(server_task & task, const json & body, const server_chat_params & chat, int n_ctx, size_t n_adapters, const llama_vocab * vocab) {
+    check_media(task.tokens);
+    check_adapters(task.params.lora, n_adapters);
+    task.params.message_spans = message_spans(task.params.message_spans, task.tokens, body, chat, vocab);
+    roll_prompt(task, n_ctx, body);
+    mark_prompt(task.id, task.tokens, body, vocab);
 }
 
 server_task_result_ptr stopping_answer() {

@@ -1,4 +1,4 @@
-// Checks of a request: the key, a place in the queue, and the side at fault for an exception. Also errors in the form that
+// Checks of a request: the key, a place in the queue, its task, and the side at fault for an exception. Also errors in the form that
 // clients of both dialects read.
 #pragma once
 
@@ -18,6 +18,11 @@ std::string checked_key(const std::vector<std::string> & keys, const std::string
 
 // Whether a request finds no place; `res` is then its answer. Otherwise it holds a place until request_ends(). `reader` reads its answers.
 bool refuses(const void * reader, server_http_res & res);
+
+// A completion has its tokens and its parameters, and is about to be posted. Finds where users' messages begin, lets the oldest exchanges leave a full
+// context of `n_ctx` tokens, and notes what stays for a time. body: the request. Throws std::invalid_argument for a prompt that ends with a medium, for
+// an adapter of which there is none, and for fields that are none.
+void take_task(server_task & task, const json & body, const server_chat_params & chat, int n_ctx, size_t n_adapters, const llama_vocab * vocab);
 
 // the answer to clients that wait when the server stops
 server_task_result_ptr stopping_answer();

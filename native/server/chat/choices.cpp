@@ -32,11 +32,7 @@ std::vector<std::string> names_in(const json & tools) {
 void check_known(const std::vector<std::string> & chosen, const std::vector<std::string> & known) {
     for (const auto & name : chosen) {
         if (std::find(known.begin(), known.end(), name) == known.end()) {
-            std::string list;
-            for (const auto & one : known) {
-                list += (list.empty() ? "" : ", ") + one;
-            }
-            refuse("names the function '" + name + "'; 'tools' has " + (list.empty() ? "none" : list));
+            refuse("names the function '" + name + "'; 'tools' has " + (known.empty() ? "none" : string_join(known, ", ")));
         }
     }
 }

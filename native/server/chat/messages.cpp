@@ -153,10 +153,7 @@ class fitter {
 };
 
 std::string moves_told(const std::vector<std::string> & moved) {
-    std::string text;
-    for (size_t i = 0; i < std::min(moved.size(), MOST_TOLD); ++i) {
-        text += (text.empty() ? "" : "; ") + moved[i];
-    }
+    const std::string text = string_join({ moved.begin(), moved.begin() + std::min(moved.size(), MOST_TOLD) }, "; ");
     return moved.size() > MOST_TOLD ? text + "; and " + std::to_string(moved.size() - MOST_TOLD) + " more" : text;
 }
 

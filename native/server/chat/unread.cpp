@@ -76,24 +76,15 @@ reading longest_reading(const common_chat_parser_params & params, const std::str
     return best;
 }
 
-bool parses(const std::string & text) {
-    try {
-        (void) json::parse(text);
-        return true;
-    } catch (const std::exception &) {
-        return false;
-    }
-}
-
 // Whether `later` says all that `sent` did.
 bool continues(const common_chat_msg & sent, const common_chat_msg & later) {
-    const auto begins = [](const std::string & whole, const std::string & part) { return whole.compare(0, part.size(), part) == 0; };
-    if (!begins(later.reasoning_content, sent.reasoning_content) || !begins(later.content, sent.content) ||
+    if (!string_starts_with(later.reasoning_content, sent.reasoning_content) || !string_starts_with(later.content, sent.content) ||
         later.tool_calls.size() < sent.tool_calls.size()) {
         return false;
     }
     for (size_t i = 0; i < sent.tool_calls.size(); ++i) {
-        if (later.tool_calls[i].name != sent.tool_calls[i].name || !begins(later.tool_calls[i].arguments, sent.tool_calls[i].arguments)) {
+        const auto & now = later.tool_calls[i];
+        if (now.name != sent.tool_calls[i].name || !string_starts_with(now.arguments, sent.tool_calls[i].arguments)) {
             return false;
         }
     }
@@ -168,7 +159,7 @@ void take_rest(task_result_state & state, const common_chat_msg & sent, bool is_
     }
     reading found = longest_reading(state.chat_parser_params, state.generated_text);
     auto &  calls = found.msg.tool_calls;
-    if (calls.size() > sent.tool_calls.size() && !parses(calls.back().arguments)) {
+    if (calls.size() > sent.tool_calls.size() && json::parse_no_throw(calls.back().arguments).is_discarded()) {
         calls.pop_back();  // a call that does not end is text, unless a part of it was sent
         found.end = found.old_end;
     }
@@ -215,18 +206,6 @@ void tell_rest(server_task_result_cmpl_final & result, const task_result_state &
         for (auto & event : late_block(result, state, late)) {
             result.edgekv_events.push_back(std::move(event));
         }
-    }
-}
-
-void add_events(json & events, const json & told) {
-    for (const auto & event : told) {
-        events.push_back(event);
-    }
-}
-
-void add_events(std::vector<json> & events, const json & told) {
-    for (const auto & event : told) {
-        events.push_back(event);
     }
 }
 

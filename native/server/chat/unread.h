@@ -31,7 +31,11 @@ void take_rest(task_result_state & state, const common_chat_msg & sent, bool is_
 void tell_rest(server_task_result_cmpl_final & result, const task_result_state & state);
 
 // Appends them, a list or nothing, to those of either dialect.
-void add_events(json & events, const json & told);
-void add_events(std::vector<json> & events, const json & told);
+template <typename Events>
+void add_events(Events & events, const json & told) {
+    for (const auto & event : told) {
+        events.push_back(event);
+    }
+}
 
 }  // namespace edgekv_server

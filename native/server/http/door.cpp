@@ -50,8 +50,7 @@ constexpr place PLACES[] = {
 
 std::optional<endpoint> endpoint_of(const std::string & path) {
     for (const auto & at : PLACES) {
-        const std::string end = at.path;
-        if (path.size() >= end.size() && path.compare(path.size() - end.size(), end.size(), end) == 0) {
+        if (string_ends_with(path, at.path)) {
             return at.where;
         }
     }

@@ -23,18 +23,6 @@ std::atomic<bool> g_strict{ false };
 
 thread_local std::vector<std::string> t_ignored;  // of the request that this thread reads
 
-std::vector<std::string> split(const std::string & text, const std::string & by) {
-    std::vector<std::string> parts;
-    size_t at = 0;
-    for (size_t next; (next = text.find(by, at)) != std::string::npos; at = next + by.size()) {
-        parts.push_back(text.substr(at, next - at));
-    }
-    parts.push_back(text.substr(at));
-    return parts;
-}
-
-bool begins(const std::string & text, const char * with) { return text.rfind(with, 0) == 0; }
-
 // "... from A to B" and "... from A"
 bool within(const std::string & allowed, double value) {
     const size_t from = allowed.find(" from "), to = allowed.find(" to ");
@@ -53,27 +41,27 @@ bool fits_one(const json & value, const std::string & allowed) {
     if (allowed.find(" not empty") != std::string::npos && (value.is_string() ? value == "" : value.empty())) {
         return false;
     }
-    if (begins(allowed, "a boolean")) { return value.is_boolean(); }
-    if (begins(allowed, "a text"))    { return value.is_string(); }
-    if (begins(allowed, "an object")) { return value.is_object(); }
-    if (begins(allowed, "a number"))  { return value.is_number() && within(allowed, value.get<double>()); }
-    if (begins(allowed, "an integer")) {
+    if (string_starts_with(allowed, "a boolean")) { return value.is_boolean(); }
+    if (string_starts_with(allowed, "a text"))    { return value.is_string(); }
+    if (string_starts_with(allowed, "an object")) { return value.is_object(); }
+    if (string_starts_with(allowed, "a number"))  { return value.is_number() && within(allowed, value.get<double>()); }
+    if (string_starts_with(allowed, "an integer")) {
         return value.is_number() && value.get<double>() == std::floor(value.get<double>()) && within(allowed, value.get<double>());
     }
-    if (begins(allowed, "a list of ")) {
-        const std::string kind = split(allowed.substr(10), " ")[0];
+    if (string_starts_with(allowed, "a list of ")) {
+        const std::string kind = string_split(allowed.substr(10), " ")[0];
         return value.is_array() && std::all_of(value.begin(), value.end(), [&](const json & one) { return has_kind(one, kind); });
     }
     if (allowed == "0") { return value.is_number() && value == 0; }
-    if (begins(allowed, "one of ")) {
-        const auto words = split(allowed.substr(7), ", ");
+    if (string_starts_with(allowed, "one of ")) {
+        const auto words = string_split(allowed.substr(7), ", ");
         return value.is_string() && std::find(words.begin(), words.end(), value.get<std::string>()) != words.end();
     }
     return value.is_array();
 }
 
 bool fits(const json & value, const std::string & allowed) {
-    const auto ways = split(allowed, " or ");
+    const auto ways = string_split(allowed, " or ");
     return allowed.empty() || std::any_of(ways.begin(), ways.end(), [&](const std::string & way) { return fits_one(value, way); });
 }
 
@@ -92,7 +80,7 @@ const field_row * row_of(endpoint where, const std::string & name) {
 // whether a field's own fields stand in the table
 bool is_open(endpoint where, const std::string & name) {
     return std::any_of(std::begin(FIELDS), std::end(FIELDS), [&](const field_row & row) {
-        return begins(row.name, (name + ".").c_str()) && std::string(row.where).find(static_cast<char>(where)) != std::string::npos;
+        return string_starts_with(row.name, name + ".") && std::string(row.where).find(static_cast<char>(where)) != std::string::npos;
     });
 }
 
@@ -192,14 +180,13 @@ void check_fields(const json & body, endpoint where) {
 void has_no_effect(const std::string & name) { t_ignored.push_back(name); }
 
 void tell_ignored(server_http_res & res) {
-    std::string told;
+    std::vector<std::string> told;
     for (size_t i = 0; i < std::min(t_ignored.size(), MOST_TOLD); ++i) {
-        std::string name = t_ignored[i].substr(0, MOST_SHOWN);
+        std::string & name = told.emplace_back(t_ignored[i], 0, MOST_SHOWN);
         std::replace_if(name.begin(), name.end(), [](unsigned char c) { return c <= ' ' || c > '~' || c == ','; }, '?');
-        told += (told.empty() ? "" : ", ") + name;
     }
     if (!told.empty()) {
-        res.headers["X-EdgeKV-Ignored"] = told + (t_ignored.size() > MOST_TOLD ? ", ..." : "");
+        res.headers["X-EdgeKV-Ignored"] = string_join(told, ", ") + (t_ignored.size() > MOST_TOLD ? ", ..." : "");
     }
 }
 

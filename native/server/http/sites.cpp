@@ -88,8 +88,8 @@ bool is_ours(const std::string & host) {
 // Whether pages of a site may read answers: "https://name" names a site, "app://" the pages of all programs that have this scheme.
 bool may_read(const std::string & origin, const std::string & origins) {
     const std::string wanted = lower(origins), given = lower(origin);
-    const bool        scheme = wanted.size() > 3 && wanted.compare(wanted.size() - 3, 3, "://") == 0;
-    return wanted == "*" || given == wanted || (scheme && given.size() > wanted.size() && given.compare(0, wanted.size(), wanted) == 0) ||
+    const bool        scheme = wanted.size() > 3 && string_ends_with(wanted, "://");
+    return wanted == "*" || given == wanted || (scheme && given.size() > wanted.size() && string_starts_with(given, wanted)) ||
            (wanted == "localhost" && is_local(host_of(authority_of(origin))));
 }
 
@@ -129,13 +129,11 @@ bool is_empty(const httplib::Request & req) {
 
 // Whether a browser asks before it sends a request of this type. Files come as forms; a request without a body has no type.
 bool has_right_type(const httplib::Request & req) {
-    static const std::string UPLOADS = "/audio/transcriptions";
     const std::string type = media_type(req);
     if (type == "application/json" || (type.empty() && is_empty(req))) {
         return true;
     }
-    return type == "multipart/form-data" && req.path.size() >= UPLOADS.size() &&
-           req.path.compare(req.path.size() - UPLOADS.size(), UPLOADS.size(), UPLOADS) == 0;
+    return type == "multipart/form-data" && string_ends_with(req.path, "/audio/transcriptions");
 }
 
 void tell(const httplib::Request & req, httplib::Response & res, int status, const char * type, const std::string & sentence) {

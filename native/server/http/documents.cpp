@@ -1,6 +1,7 @@
 #include "server/http/documents.h"
 
 #include "edgekv_server.h"
+#include "server/scheduling/requests.h"
 
 #include <atomic>
 #include <chrono>
@@ -62,9 +63,7 @@ void refresh(bool idle, bool is_yielding) {
 server_http_res_ptr serve(const server_http_req & req) {
     auto res = std::make_unique<server_http_res>();
     if (!take(req.path, res->content_type, res->data)) {
-        res->content_type = "application/json; charset=utf-8";
-        res->status = 404;
-        res->data = safe_json_to_str({{"error", format_error_response("File Not Found", ERROR_TYPE_NOT_FOUND)}});
+        edgekv_server::answer_error(*res, "File Not Found", ERROR_TYPE_NOT_FOUND);
         return res;
     }
     res->headers["Cache-Control"] = "no-store";

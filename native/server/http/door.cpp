@@ -71,12 +71,6 @@ bool is_chat(endpoint where) { return where == endpoint::chat || where == endpoi
 
 bool counts_tokens(const std::string & path) { return path.find("_tokens") != std::string::npos; }
 
-void fail(told & res, const std::exception & e) {
-    const json error = format_error_response(e.what(), fault(e));
-    res.status = json_value(error, "code", 500);
-    res.data   = error_body(error);
-}
-
 // A field that is null asks for nothing in any API, and not all who read the fields know that.
 void leave_out_nulls(json & body) {
     if (!body.is_object()) {
@@ -128,7 +122,7 @@ server_http_res_ptr answered(const server_http_req & request, const server_http_
         }
         res->answer = handler(res->request);
     } catch (const std::exception & e) {
-        fail(*res, e);
+        answer_error(*res, e.what(), fault(e));
         tell_ignored(*res);
         tell(*res);
         return res;

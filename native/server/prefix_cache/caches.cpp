@@ -15,9 +15,7 @@ server_http_res_ptr answer(const char * method, const server_http_req & req) {
     res->headers["Cache-Control"] = "no-store";
     const auto function = the_cache().answers.load();
     if (!function) {
-        const json error = format_error_response("this server keeps no prompts; start it with --cache-ram or --cache-dir", ERROR_TYPE_NOT_SUPPORTED);
-        res->status = json_value(error, "code", 501);
-        res->data   = error_body(error);
+        answer_error(*res, "this server keeps no prompts; start it with --cache-ram or --cache-dir", ERROR_TYPE_NOT_SUPPORTED);
         return res;
     }
     json fields = req.body.empty() ? json::object() : json::parse(req.body);

@@ -33,9 +33,7 @@ bool refuses(const void * reader, server_http_res & res) {
     if (why.empty()) {
         return false;
     }
-    const json error = format_error_response(why, ERROR_TYPE_UNAVAILABLE);
-    res.status                 = json_value(error, "code", 500);
-    res.data                   = error_body(error);
+    answer_error(res, why, ERROR_TYPE_UNAVAILABLE);
     res.headers["Retry-After"] = std::to_string(retry_after_s());
     return true;
 }
@@ -113,6 +111,12 @@ std::string error_body(const json & error) {
         told["param"] = "messages";
     }
     return safe_json_to_str({{ "error", told }});
+}
+
+void answer_error(server_http_res & res, const std::string & sentence, error_type type) {
+    const json error = format_error_response(sentence, type);
+    res.status = json_value(error, "code", 500);
+    res.data   = error_body(error);
 }
 
 }  // namespace edgekv_server

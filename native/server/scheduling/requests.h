@@ -39,4 +39,7 @@ std::string plain(std::string sentence);
 // the body of an error response as llama.cpp's clients know it, with OpenAI's code if there is one
 std::string error_body(const json & error);
 
+// makes `res` an error's answer
+void answer_error(server_http_res & res, const std::string & sentence, error_type type);
+
 }  // namespace edgekv_server

@@ -17,7 +17,6 @@
 #include "server/http/infill.h"
 #include "server/http/models.h"
 #include "server/http/sites.h"
-#include "server/prefix_cache/caches.h"
 #include "server/prefix_cache/growth.h"
 #include "server/prefix_cache/marks.h"
 #include "server/prefix_cache/media.h"

@@ -3,10 +3,13 @@
 //
 // Only the template knows where a part ends in the prompt. So a text that no client can guess is put at the end of each marked part before the
 // template is applied, and is taken out of the prompt afterwards: the prompt is the same as without marks. Threads of requests.
+//
+// Over HTTP a client lists, changes and removes the prompts of its key that stay.
 #pragma once
 
 #include "edgekv_server.h"
 #include "server-common.h"
+#include "server-http.h"
 
 #include <string>
 #include <vector>
@@ -28,5 +31,9 @@ void mark_prompt(int task, const server_tokens & tokens, const json & converted,
 
 // Anthropic's counts of a task's prompt: those of tokens that now stay and were not kept before are taken out of input_tokens.
 void add_cache_usage(json & usage, int task);
+
+// What answers requests of a method about prompts that stay: GET, POST or DELETE. It asks the program around the server (edgekv_server_on_caches()), and
+// waits.
+server_http_context::handler_t kept_prompts(const char * method);
 
 }  // namespace edgekv_server

@@ -25,7 +25,6 @@
 #include "server/prefix_cache/slot_files.h"
 #include "server/prefix_cache/snapshots.h"
 #include "server/prefix_cache/spaces.h"
-#include "server/prefix_cache/spans.h"
 #include "server/scheduling/drafts.h"
 #include "server/scheduling/limits.h"
 #include "server/scheduling/pace.h"

@@ -29,6 +29,11 @@ struct rolled_conversation {
     std::vector<edgekv_run> back;  // those of them that came back
 };
 
+// The spans of a prompt's messages: upstream's, or only those between user messages if upstream did not find each of these (it takes a
+// template's default system prompt for part of a user message). body: the request. Threads of requests call it.
+common_chat_msg_spans message_spans(const common_chat_msg_spans & found, const server_tokens & tokens, const json & body,
+                                    const server_chat_params & chat, const llama_vocab * vocab);
+
 // A context was loaded. If its tokens can move to other positions, the rest of a conversation is not read again.
 void roll_in(llama_context * lctx);
 

@@ -5,7 +5,6 @@
 #include "server/prefix_cache/marks.h"
 #include "server/prefix_cache/media.h"
 #include "server/prefix_cache/rolling.h"
-#include "server/prefix_cache/spans.h"
 #include "server/scheduling/limits.h"
 
 #include <stdexcept>

@@ -1,7 +1,7 @@
 // Schemas, and grammars that are not GBNF, as forms that the program around the server holds answers to (llama-edgekv-forms.h). Threads of requests.
 #pragma once
 
-#include "server-common.h"
+#include "server/http/fields.h"
 
 #include <string>
 
@@ -15,6 +15,11 @@ std::string form_of(const json & schema, const json & before = json::array(), co
 
 // Throws std::invalid_argument, with the reason, where answers cannot be held to `form`, which the request's field `field` asks for. `vocab`: for calls.
 void check_form(const std::string & form, const std::string & field, const llama_vocab * vocab = nullptr);
+
+// Brings the form that a request orders for its answer in the words of its API (chat's and completions' `response_format`, responses' `text.format`,
+// messages' `output_config.format`) into the field that upstream's conversion of the endpoint reads. Throws std::invalid_argument for a form that is
+// none, and for a schema that cannot be enforced.
+void take_form(json & request, endpoint where);
 
 // Takes the form that a task's fields json_schema and grammar ask for. False: none, or GBNF, which is upstream's.
 bool take_form(const json & task, common_params_sampling & sampling);

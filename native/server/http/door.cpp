@@ -1,6 +1,6 @@
 #include "server/http/door.h"
 
-#include "server/chat/response_format.h"
+#include "server/chat/schemas.h"
 #include "server/dialects/dialect.h"
 #include "server/http/fields.h"
 #include "server/prefix_cache/marks.h"

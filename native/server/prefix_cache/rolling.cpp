@@ -78,10 +78,6 @@ std::string kept_user_marker(const server_chat_params & chat) {
     return cache.marker;
 }
 
-int n_user_spans(const common_chat_msg_spans & spans) {
-    return static_cast<int>(std::count_if(spans.spans.begin(), spans.spans.end(), [](const auto & span) { return span.role == COMMON_CHAT_ROLE_USER; }));
-}
-
 std::vector<exchange> exchanges_of(const common_chat_msg_spans & spans) {
     std::vector<exchange> found;
     for (const auto & span : spans.spans) {
@@ -207,8 +203,8 @@ common_chat_msg_spans message_spans(const common_chat_msg_spans & found, const s
         return found;
     }
     const auto & messages = body.at("messages");
-    const int    n_users  = static_cast<int>(std::count_if(messages.begin(), messages.end(), of_user));
-    if (n_user_spans(found) == n_users) {
+    const size_t n_users  = std::count_if(messages.begin(), messages.end(), of_user);
+    if (exchanges_of(found).size() == n_users) {
         return found;
     }
     common_chat_msg_delimiters delimiters;
@@ -219,7 +215,7 @@ common_chat_msg_spans message_spans(const common_chat_msg_spans & found, const s
     }
     auto ours = tokens.find_message_spans(delimiters);
 
-    return n_user_spans(ours) == n_users ? ours : found;
+    return exchanges_of(ours).size() == n_users ? ours : found;
 }
 
 void roll_in(llama_context * lctx) {

@@ -12,7 +12,6 @@
 #include "server/http/clients.h"
 #include "server/http/documents.h"
 #include "server/http/door.h"
-#include "server/http/echo.h"
 #include "server/http/guards.h"
 #include "server/http/infill.h"
 #include "server/http/models.h"

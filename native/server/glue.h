@@ -8,7 +8,6 @@
 #include "server/chat/schemas.h"
 #include "server/http/adapters.h"
 #include "server/http/answers.h"
-#include "server/http/bias.h"
 #include "server/http/clients.h"
 #include "server/http/documents.h"
 #include "server/http/door.h"

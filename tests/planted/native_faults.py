@@ -54,7 +54,7 @@ NATIVE = [
     Fault("server-busy-is-500", "server", SERVER + "scheduling/requests.cpp", "answer_error(res, why, ERROR_TYPE_UNAVAILABLE)",
           "answer_error(res, why, ERROR_TYPE_SERVER)"),
     Fault("server-empty-key", "keys", SERVER + "scheduling/requests.cpp", "key.size() == given.size() ? 0 : 1", "0"),
-    Fault("server-token-past-the-end", "fields", SERVER + "http/bias.cpp", "id >= llama_vocab_n_tokens(vocab)", "id > llama_vocab_n_tokens(vocab)"),
+    Fault("server-token-past-the-end", "fields", SERVER + "http/guards.cpp", "id >= llama_vocab_n_tokens(vocab)", "id > llama_vocab_n_tokens(vocab)"),
     Fault("server-usage-counts-twice", "fields", SERVER + "http/answers.cpp", "i % n_each == 0", "true"),
     Fault("server-batch-without-answers", "pace", SERVER + "scheduling/pace.cpp", "std::min(n_prompt, n_batch - n_answers)", "std::min(n_prompt, n_batch)"),
     Fault("server-changed-slot-file", "slot files", SERVER + "prefix_cache/slot_files.cpp",

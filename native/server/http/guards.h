@@ -1,4 +1,5 @@
-// Bounds on the nesting, names, patterns and stop words of a request: for the patches `server-guards` and `client-texts`.
+// Bounds on the nesting, names, patterns, stop words and biases of a request: for the patches `server-guards`, `client-texts` and `bias`. Threads of
+// requests.
 #pragma once
 
 #include "server-common.h"
@@ -21,6 +22,10 @@ void drop_empty(std::vector<std::string> & words);
 
 // An empty list of a request becomes one of an empty text, which upstream passes over; an empty list it would refuse.
 void take_none(const json & given, std::vector<std::string> & words);
+
+// Reads the field logit_bias where upstream does not: [{"token": id or text, "bias": number or false}, ...]. Throws std::invalid_argument for
+// what nobody can read, which upstream passes over.
+void read_biases(const json & given, const llama_vocab * vocab, std::vector<llama_logit_bias> & biases);
 
 // Penalties reach back over the tokens of a slot at most, and over all of them where -1 is asked for: upstream has room for as many as it is told.
 void bound_reach(common_params_sampling & sampling, int32_t n_ctx);

@@ -13,7 +13,6 @@
 #include "server/http/door.h"
 #include "server/http/guards.h"
 #include "server/http/infill.h"
-#include "server/http/models.h"
 #include "server/http/sites.h"
 #include "server/prefix_cache/growth.h"
 #include "server/prefix_cache/marks.h"

@@ -15,12 +15,11 @@
 int llama_server(int argc, char ** argv);
 void llama_server_terminate();
 
-static std::string            g_error;
-static edgekv_server::limits g_limits;
+static std::string g_error;
 
 int edgekv_server_run(int argc, char ** argv) {
     g_error.clear();
-    edgekv_server::begin(g_limits);
+    edgekv_server::begin();
 
     try {
         return llama_server(argc, argv);
@@ -52,15 +51,10 @@ int edgekv_server_has_ui(void) {
 #endif
 }
 
-void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue, int64_t max_body) {
-    g_limits = { max_gap_s, n_slots, max_queue, max_body };
-}
-
 void edgekv_server_pace(edgekv_server_pacing * pacing) {
-    const auto pace    = edgekv_server::report();
-    const auto traffic = edgekv_server::current_traffic();
-    *pacing = { pace.max_gap_s, pace.worst_gap_s, pace.last_gap_s, pace.n_batches, pace.n_prompt_batch, traffic.n_requests, traffic.n_refused,
-                edgekv_server::running_slots() };
+    *pacing = edgekv_server::report();
+    edgekv_server::count_requests(*pacing);
+    pacing->n_running = edgekv_server::running_slots();
 }
 
 double edgekv_server_reading_s(int64_t first, int64_t n) {

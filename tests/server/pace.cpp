@@ -45,8 +45,8 @@ static void test_batches() {
         decoded(17, 16, 0.3);
     }
     CHECK(beside_one(LONG) == 16); // never fewer
-    const pace_report seen = report();
-    CHECK(seen.n_batches == 6 && seen.n_prompt_batch == 16 && seen.max_gap_s == 0.5);
+    const edgekv_server_pacing seen = report();
+    CHECK(seen.n_mixed == 6 && seen.n_prompt_batch == 16 && seen.max_gap_s == 0.5);
 }
 
 static void test_a_few_last_tokens_say_nothing() {

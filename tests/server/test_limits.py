@@ -114,7 +114,8 @@ def test_a_key_is_nowhere_to_be_seen(synthetic, tmp_path):
 def test_how_much_of_a_prompt_goes_beside_answers(tmp_path):
     """A C++ program checks the arithmetic alone."""
     sources = ["checkout/tests/server/pace.cpp", "checkout/native/server/scheduling/pace.cpp"]
-    done = subprocess.run([program(tmp_path, "pace", sources, "-Icheckout/native", "-pthread")], capture_output=True, text=True, timeout=60)
+    pace = program(tmp_path, "pace", sources, "-Icheckout/native", "-Icheckout/native/include", "-pthread")
+    done = subprocess.run([pace], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
 
 

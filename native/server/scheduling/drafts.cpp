@@ -35,14 +35,6 @@ std::unordered_map<int, slot_drafts> & all_slots() {
 }
 
 }  // namespace
-}  // namespace edgekv_server
-
-void edgekv_server_draft(int on) {
-    edgekv_server::g_drafts = on != 0;
-    edgekv_server::all_slots().clear();
-}
-
-namespace edgekv_server {
 
 bool drafts_from_text() { return g_drafts; }
 
@@ -110,3 +102,8 @@ void step_ended(int slot, int n_gen, int n_drafted, int n_taken, int64_t since_u
 }
 
 }  // namespace edgekv_server
+
+void edgekv_server_draft(int on) {
+    edgekv_server::g_drafts = on != 0;
+    edgekv_server::all_slots().clear();
+}

@@ -26,7 +26,6 @@ struct limits_state {
     uint64_t                n_refused = 0;
     double                  request_s = 1;  // a running mean
     bool                    stopping  = false;
-    bool                    embedded  = false;
 };
 
 limits_state & the_limits() {
@@ -36,29 +35,21 @@ limits_state & the_limits() {
 
 }  // namespace
 
-void begin(const limits & l) {
+void begin() {
     auto & s = the_limits();
     {
         std::lock_guard<std::mutex> lock(s.mutex);
-        s.set       = l;
         s.n_refused = 0;
         s.places.clear();
         s.request_s = 1;
         s.stopping  = false;
-        s.embedded  = true;
     }
-    begin_pace(l.max_gap_s);
+    begin_pace(s.set.max_gap_s);
     begin_waits();
     begin_prefix_counts();
 }
 
 const limits & current() { return the_limits().set; }
-
-bool embedded() {
-    auto & s = the_limits();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    return s.embedded;
-}
 
 bool stopping() {
     auto & s = the_limits();
@@ -111,10 +102,15 @@ int retry_after_s() {
     return static_cast<int>(std::ceil(std::clamp(wait_s, 1.0, MOST_RETRY_S)));
 }
 
-traffic current_traffic() {
+void count_requests(edgekv_server_pacing & to) {
     auto & s = the_limits();
     std::lock_guard<std::mutex> lock(s.mutex);
-    return { static_cast<int32_t>(s.places.size()), s.n_refused };
+    to.n_requests = static_cast<int32_t>(s.places.size());
+    to.n_refused  = s.n_refused;
 }
 
 }  // namespace edgekv_server
+
+void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue, int64_t max_body) {
+    edgekv_server::the_limits().set = { max_gap_s, n_slots, max_queue, max_body };
+}

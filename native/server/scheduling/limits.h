@@ -1,6 +1,8 @@
 // Limits a request's cost to other requests, and ends a server without leaving clients waiting. The patches call it from many threads.
 #pragma once
 
+#include "edgekv_server.h"
+
 #include <cstdint>
 #include <string>
 
@@ -14,12 +16,9 @@ struct limits {
 };
 
 // call it before a server starts; it forgets an earlier server
-void begin(const limits & l);
+void begin();
 
 const limits & current();
-
-// whether the server runs inside a program that called begin(); that program then handles signals
-bool embedded();
 
 // No answers come any more: requests are refused, and readers tell their clients so.
 bool stopping();
@@ -37,11 +36,7 @@ void leave_place(const void * reader);
 // seconds after which asking again may help
 int retry_after_s();
 
-struct traffic {
-    int32_t  n_requests = 0;  // answered or waiting now
-    uint64_t n_refused  = 0;  // since the start
-};
-
-traffic current_traffic();
+// n_requests and n_refused
+void count_requests(edgekv_server_pacing & to);
 
 }  // namespace edgekv_server

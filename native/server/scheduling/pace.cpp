@@ -48,9 +48,8 @@ struct token_cost {
 
 struct pace_state {
     std::mutex  mutex;  // guards `seen`, and `prompt` when it changes or other threads read it
-    pace_report seen;
+    edgekv_server_pacing seen = {};
 
-    double     max_gap_s = 0;
     double     answers_s = 0;  // mean time of a batch without prompt tokens
     token_cost prompt;
     bool       beside = false;  // the newest batch with prompt tokens had answers in it
@@ -73,7 +72,7 @@ void begin_pace(double max_gap_s) {
     auto & s = the_pace();
     std::lock_guard<std::mutex> lock(s.mutex);
     s.seen           = {};
-    s.seen.max_gap_s = s.max_gap_s = max_gap_s;
+    s.seen.max_gap_s = max_gap_s;
     s.answers_s      = 0;
     s.prompt         = {};
     s.beside         = false;
@@ -84,14 +83,14 @@ void set_pace_clock(pace_clock now) { the_pace().now = now; }
 
 int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waiting_prompt> & prompts) {
     auto & s = the_pace();
-    if (s.max_gap_s <= 0 || n_answers == 0) {
+    if (s.seen.max_gap_s <= 0 || n_answers == 0) {
         return n_batch;
     }
     int32_t n_prompt = FIRST_PROMPT;
     if (s.prompt.n > 0) {
         // keeping the rows of a prompt just read has already taken some time
         const double since_s = std::chrono::duration<double>(s.now() - s.ended).count();
-        double room = std::max(0.0, GAP_ROOM * s.max_gap_s - s.answers_s - since_s) * (s.beside ? 1 : FIRST_BESIDE);
+        double room = std::max(0.0, GAP_ROOM * s.seen.max_gap_s - s.answers_s - since_s) * (s.beside ? 1 : FIRST_BESIDE);
         double fits = 0, cost = s.prompt.at(0);
         for (const auto & prompt : prompts) {
             cost = s.prompt.at(static_cast<double>(prompt.depth));
@@ -133,7 +132,7 @@ void decode_ended(int32_t n_tokens, const prompt_tokens & read) {
     }
     if (s.beside) {
         std::lock_guard<std::mutex> lock(s.mutex);
-        s.seen.n_batches++;
+        s.seen.n_mixed++;
     }
 }
 
@@ -157,7 +156,7 @@ void answer_token(int32_t n_gen, int64_t since_us, int64_t now_us) {
     s.seen.worst_gap_s = std::max(s.seen.worst_gap_s, s.seen.last_gap_s);
 }
 
-pace_report report() {
+edgekv_server_pacing report() {
     auto & s = the_pace();
     std::lock_guard<std::mutex> lock(s.mutex);
     return s.seen;

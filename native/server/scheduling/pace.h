@@ -2,6 +2,8 @@
 // of prompts. Only the decoding thread calls these functions, except reading_s() and report().
 #pragma once
 
+#include "edgekv_server.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -55,15 +57,8 @@ double reading_s(int64_t first, int64_t n);
 // An answer got its n_gen-th token (1 is the first), and the previous one at since_us.
 void answer_token(int32_t n_gen, int64_t since_us, int64_t now_us);
 
-struct pace_report {
-    double   max_gap_s      = 0;  // the bound; 0: none
-    double   worst_gap_s    = 0;  // longest time between two tokens of a running answer, since the start
-    double   last_gap_s     = 0;
-    uint64_t n_batches      = 0;  // batches with prompt tokens beside running answers
-    int32_t  n_prompt_batch = 0;  // prompt tokens allowed in the newest of them
-};
-
-pace_report report();
+// what it knows of these figures: those of answers and batches
+edgekv_server_pacing report();
 
 // The number of the next batch that reads prompts, for the functions below. take_turn() returns it and goes on to the next.
 uint64_t turn();

@@ -29,6 +29,7 @@ struct server_cache {
     std::atomic<bool> rolls{ false };
     std::atomic<int (*)(const char * method, const char * space, const char * fields, void * out)> answers{ nullptr };
     std::atomic<int (*)(const char * url, void * out)> fetches{ nullptr };
+    std::atomic<void (*)(const edgekv_server_request * request)> told{ nullptr };
 
     // of the model that was loaded last
     std::string       projector;

@@ -1,10 +1,8 @@
 #include "server/prefix_cache/misses.h"
 
 #include "server/prefix_cache/cache.h"
-#include "server/scheduling/progress.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace edgekv_server {
 namespace {
@@ -25,73 +23,94 @@ bool is_loss(int reason) {
     return reason != EDGEKV_MISS_NONE && reason != EDGEKV_MISS_COLD && reason != EDGEKV_MISS_DISABLED && reason != EDGEKV_MISS_CHEAPER_TO_COMPUTE;
 }
 
+void tell(const edgekv_server_request & request) {
+    if (auto * function = the_cache().told.load()) {
+        function(&request);
+    }
+}
+
+json prefix_cache_json(const edgekv_server_request & found) {
+    json told = { {"tokens", found.n_found}, {"tier", nullptr}, {"reason", nullptr}, {"at_token", nullptr} };
+    for (int i = 0; i < EDGEKV_TIERS; ++i) {
+        if (found.by_tier[i] > 0) {
+            told["tier"] = TIERS[i];  // the slowest that gave any
+        }
+    }
+    if (found.missed != EDGEKV_MISS_NONE) {
+        told["reason"]   = REASONS[found.missed];
+        told["at_token"] = found.missed_at;
+    }
+
+    return told;
+}
+
 }  // namespace
 
-found_prefix prefix_found(int n_prompt, int n_past, const edgekv_cached_tokens & cached) {
-    found_prefix found;
-    found.n = std::max(0, std::min(n_past, n_prompt - 1));
-    int n_left = found.n;
+edgekv_server_request prefix_found(int slot, int task, int n_prompt, int n_past, const edgekv_cached_tokens & cached) {
+    edgekv_server_request found = {};
+    found.slot     = slot;
+    found.task     = task;
+    found.n_prompt = n_prompt;
+    found.n_found  = std::max(0, std::min(n_past, n_prompt - 1));
+    int n_left = found.n_found;
     const int sources[] = { cached.slot + cached.shared, cached.ram, cached.disk, cached.remote };
     for (int i = 0; i < EDGEKV_TIERS; ++i) {
         found.by_tier[i] = std::min(n_left, sources[i]);
         n_left -= found.by_tier[i];
     }
     found.by_tier[0] += n_left;  // moved within the slot, or rows that were not asked for
-    if (found.n >= n_prompt - 1) {
+    if (found.n_found >= n_prompt - 1) {
         return found;
     }
-    const bool behind = cached.missed_at < found.n;  // the sequence itself had more than what is kept
-    found.reason = cached.missed == EDGEKV_MISS_NONE || (behind && cached.missed == EDGEKV_MISS_DIVERGED) ? EDGEKV_MISS_COLD : cached.missed;
-    found.at     = std::max(cached.missed_at, found.n);
+    const bool behind = cached.missed_at < found.n_found;  // the sequence itself had more than what is kept
+    found.missed    = cached.missed == EDGEKV_MISS_NONE || (behind && cached.missed == EDGEKV_MISS_DIVERGED) ? EDGEKV_MISS_COLD : cached.missed;
+    found.missed_at = std::max(cached.missed_at, found.n_found);
     return found;
 }
 
-void tell_found(int seq_id, int task, int n_prompt, const found_prefix & found) {
-    const int n_missed = std::max(0, n_prompt - 1 - found.n);  // the last token is computed in any case, and the counts leave it out
-    const int n_read = n_prompt - found.n;
+void tell_found(edgekv_server_request found) {
+    const int n_missed = std::max(0, found.n_prompt - 1 - found.n_found);  // the last token is computed in any case, and the counts leave it out
+    const int n_read   = found.n_prompt - found.n_found;
     {
         auto & cache = the_cache();
         std::lock_guard<std::mutex> lock(cache.mutex);
-        cache.counts.queries += found.n + n_missed;
+        cache.counts.queries += found.n_found + n_missed;
         for (int i = 0; i < EDGEKV_TIERS; ++i) {
             cache.counts.hits[i] += found.by_tier[i];
         }
-        cache.counts.misses[found.reason] += n_missed;
+        cache.counts.misses[found.missed] += n_missed;
     }
-    set_found(task, found);
-    std::string line = string_format("slot %d, task %d has %d tokens of its prompt of %d", seq_id, task, found.n, n_prompt);
+    std::string line = string_format("slot %d, task %d has %d tokens of its prompt of %d", found.slot, found.task, found.n_found, found.n_prompt);
     for (int i = 0, n = 0; i < EDGEKV_TIERS; ++i) {
         if (found.by_tier[i] > 0) {
             line += string_format("%s %d from %s", n++ ? "," : ":", found.by_tier[i], TIERS[i]);
         }
     }
-    if (found.reason == EDGEKV_MISS_DIVERGED) {
-        line += string_format("; diverged: a kept conversation goes on differently at token %d; %d tokens are read again", found.at, n_read);
-    } else if (found.reason != EDGEKV_MISS_NONE) {
-        line += string_format("; the others are computed: %s, at token %d", REASONS[found.reason], found.at);
+    if (found.missed == EDGEKV_MISS_DIVERGED) {
+        line += string_format("; diverged: a kept conversation goes on differently at token %d; %d tokens are read again", found.missed_at, n_read);
+    } else if (found.missed != EDGEKV_MISS_NONE) {
+        line += string_format("; the others are computed: %s, at token %d", REASONS[found.missed], found.missed_at);
     }
-    const bool loud = n_missed > MANY && is_loss(found.reason);
+    const bool loud = n_missed > MANY && is_loss(found.missed);
     if (loud) {
         SRV_WRN("%s\n", line.c_str());
     } else {
         SRV_INF("%s\n", line.c_str());
     }
-    prompt_begun(seq_id, task, n_prompt, found, loud ? n_read : 0);
+    found.n_lost = loud ? n_read : 0;
+    set_found(found.task, found);
+    edgekv_sequence_of(found.slot).begun = found;
+    tell(found);
 }
 
-json prefix_cache_json(const found_prefix & found) {
-    json told = { {"tokens", found.n}, {"tier", nullptr}, {"reason", nullptr}, {"at_token", nullptr} };
-    for (int i = 0; i < EDGEKV_TIERS; ++i) {
-        if (found.by_tier[i] > 0) {
-            told["tier"] = TIERS[i];  // the slowest that gave any
-        }
-    }
-    if (found.reason != EDGEKV_MISS_NONE) {
-        told["reason"]   = REASONS[found.reason];
-        told["at_token"] = found.at;
-    }
+edgekv_server_request begun_of(int slot, int task) {
+    const auto & begun = edgekv_sequence_of(slot).begun;
+    return begun.task == task ? begun : edgekv_server_request{};
+}
 
-    return told;
+void request_ended(const edgekv_server_request & request) {
+    edgekv_sequence_of(request.slot).begun = {};
+    tell(request);
 }
 
 void begin_prefix_counts() {
@@ -101,6 +120,8 @@ void begin_prefix_counts() {
 }
 
 }  // namespace edgekv_server
+
+void edgekv_server_on_request(void (*function)(const edgekv_server_request *)) { edgekv_server::the_cache().told = function; }
 
 void edgekv_server_prefix_counts(edgekv_prefix_counts * counts) {
     auto & cache = edgekv_server::the_cache();

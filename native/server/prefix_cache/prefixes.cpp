@@ -36,10 +36,10 @@ bool edgekv_prefix_settle() {
     if (first >= 0) {
         load.cached.missed    = EDGEKV_MISS_DAMAGED;
         load.cached.missed_at = first;
-        load.found = edgekv_server::prefix_found(load.n_prompt, std::min(load.found.n, first), load.cached);
+        load.found = edgekv_server::prefix_found(load.slot.seq_id, load.slot.task, load.found.n_prompt, std::min(load.found.n_found, first), load.cached);
     }
-    if (load.n_prompt > 0) {
-        edgekv_server::tell_found(load.slot.seq_id, load.slot.task, load.n_prompt, load.found);
+    if (load.found.n_prompt > 0) {
+        edgekv_server::tell_found(load.found);
     }
     if (first < 0) {
         return true;
@@ -260,7 +260,7 @@ int edgekv_prefix_begin(
             edgekv_server::plan_snapshots(slot, n, prompt, last_user, cached.spacing);
         }
         if (cached.comes) {
-            the_cache().context.promised = { true, false, slot, &prompt, cached, {}, 0 };
+            the_cache().context.promised = { true, false, slot, &prompt, cached, {} };
         }
         if (const auto & nearly = cached.nearly; nearly.n_lost > 0) {
             SRV_DBG("token %d was '%s' in it and is '%s' now\n",
@@ -286,12 +286,11 @@ void edgekv_prefix_begun(const edgekv_prefix_slot & slot, int n_prompt, int n_pa
         cached.missed    = EDGEKV_MISS_NO_CHECKPOINT;  // upstream goes back
         cached.missed_at = n_past;
     }
-    const auto found = edgekv_server::prefix_found(n_prompt, n_past, cached);
+    const auto found = edgekv_server::prefix_found(slot.seq_id, slot.task, n_prompt, n_past, cached);
     if (auto & load = the_cache().context.promised; load.promised && load.slot.seq_id == slot.seq_id) {
-        load.found    = found;
-        load.n_prompt = n_prompt;
+        load.found = found;
     } else {
-        edgekv_server::tell_found(slot.seq_id, slot.task, n_prompt, found);
+        edgekv_server::tell_found(found);
     }
 }
 

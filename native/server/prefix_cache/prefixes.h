@@ -7,7 +7,6 @@
 #include "server-common.h"
 #include "server/prefix_cache/media.h"
 #include "server/prefix_cache/misses.h"
-#include "server/scheduling/progress.h"
 #include "server/scheduling/prompts.h"
 #include "server/prefix_cache/tasks.h"
 
@@ -59,8 +58,7 @@ struct edgekv_promised_rows {
     edgekv_prefix_slot slot = {};
     const server_tokens * prompt = nullptr;
     edgekv_cached_tokens cached = {};
-    edgekv_server::found_prefix found;  // told once they have come
-    int n_prompt = 0;                   // 0: nothing is to be told
+    edgekv_server_request found = {};  // told once they have come; n_prompt 0: nothing is to be told
 };
 
 edgekv_sequence & edgekv_sequence_of(int seq_id);

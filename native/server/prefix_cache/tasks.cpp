@@ -29,7 +29,7 @@ known_task known_of(int id) {
 
 void set_cached(int id, const edgekv_cached_tokens & cached) { set(id, &known_task::cached, cached); }
 
-void set_found(int id, const found_prefix & found) { set(id, &known_task::found, found); }
+void set_found(int id, const edgekv_server_request & found) { set(id, &known_task::found, found); }
 
 known_task & note_of(int id) {
     auto & cache = the_cache();

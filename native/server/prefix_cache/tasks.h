@@ -2,7 +2,6 @@
 #pragma once
 
 #include "edgekv_server.h"
-#include "server/prefix_cache/misses.h"
 #include "server/prefix_cache/rolling.h"
 
 #include <cstdint>
@@ -20,7 +19,7 @@ struct prompt_marks {
 struct known_task {
     int64_t posted_us = -1;  // below 0: it was not posted
     edgekv_cached_tokens cached = {};  // tokens of its prompt that need not be computed
-    found_prefix found;
+    edgekv_server_request found = {};  // of its prompt, for its reply
     prompt_marks marks;
     rolled_conversation rolled;
 };
@@ -36,7 +35,7 @@ known_task known_of(int id);
 
 // A task whose request has ended stays unknown.
 void set_cached(int id, const edgekv_cached_tokens & cached);
-void set_found(int id, const found_prefix & found);
+void set_found(int id, const edgekv_server_request & found);
 
 // What this thread knows of a task that it is about to post. Of a task that is never posted it is forgotten.
 known_task & note_of(int id);

@@ -14,7 +14,7 @@
 namespace edgekv_server {
 namespace {
 
-constexpr size_t MOST_TOLD = 20;  // moved messages in a header, which clients bound
+constexpr size_t MOST_MOVED = 20;  // moved messages in a header, which clients bound
 
 using templates = common_chat_templates;
 using inputs_t  = common_chat_templates_inputs;
@@ -153,8 +153,8 @@ class fitter {
 };
 
 std::string moves_told(const std::vector<std::string> & moved) {
-    const std::string text = string_join({ moved.begin(), moved.begin() + std::min(moved.size(), MOST_TOLD) }, "; ");
-    return moved.size() > MOST_TOLD ? text + "; and " + std::to_string(moved.size() - MOST_TOLD) + " more" : text;
+    const std::string text = string_join({ moved.begin(), moved.begin() + std::min(moved.size(), MOST_MOVED) }, "; ");
+    return moved.size() > MOST_MOVED ? text + "; and " + std::to_string(moved.size() - MOST_MOVED) + " more" : text;
 }
 
 common_chat_params fit(const templates * tmpls, const inputs_t & asked, json & converted) {

@@ -50,11 +50,16 @@ seal_of_file seal_for(std::FILE * f, uint64_t n_bytes) {
     return seal;
 }
 
+std::string file_of(const std::string & path, const std::string & space) {
+    const std::string key = space.substr(0, space.find('/'));
+    return key.empty() ? path : path + "." + key;
+}
+
 }  // namespace
 
 // no client's name has a colon (fs_validate_filename)
-saved_slot::saved_slot(std::string & path, const std::string & shown)
-    : path(path), aside(path.substr(0, path.rfind('/') + 1) + ":part-" + std::to_string(getpid())), shown(shown) {
+saved_slot::saved_slot(std::string & path, const std::string & shown, const std::string & space)
+    : path(file_of(path, space)), aside(path.substr(0, path.rfind('/') + 1) + ":part-" + std::to_string(getpid())), shown(shown) {
     path = aside;
 }
 
@@ -84,7 +89,8 @@ std::string saved_slot::seal(size_t n_bytes) {
     return "";
 }
 
-std::string broken_slot_file(const std::string & path, const std::string & shown) {
+std::string broken_slot_file(std::string & path, const std::string & shown, const std::string & space) {
+    path = file_of(path, space);
     const std::string wrong = "Unable to restore slot: " + shown;
     const auto f = open(path, "rb");
     if (!f) {

@@ -49,11 +49,6 @@ std::string space_of(const headers & given, const json & body) {
     return part.empty() ? space : space + "/" + part;
 }
 
-std::string slot_file(const std::string & path, const headers & given) {
-    const std::string space = key_space(given);
-    return space.empty() ? path : path + "." + space;
-}
-
 std::string stream_of(const std::string & name, const headers & given) {
     const std::string space = key_space(given);
     return space.empty() ? name : space + "/" + name;

@@ -15,9 +15,6 @@ using headers = std::map<std::string, std::string>;
 // The namespace of an admitted request. Throws std::invalid_argument if cache_salt is not a text.
 std::string space_of(const headers & given, const json & body);
 
-// the file of a saved slot; each key has files of its own
-std::string slot_file(const std::string & path, const headers & given);
-
 // the server's name of an answer kept for a returning client, from the client's name
 std::string stream_of(const std::string & name, const headers & given);
 std::string stream_name(const std::string & stream, const headers & given);

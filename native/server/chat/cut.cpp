@@ -1,5 +1,7 @@
 #include "server/chat/cut.h"
 
+#include "server/prefix_cache/prefixes.h"
+
 namespace edgekv_server {
 namespace {
 
@@ -16,7 +18,9 @@ bool is_cut(const json & item) {
 
 }  // namespace
 
-void tell_cut(json & response, stop_type stop) {
+void tell_response(json & response, stop_type stop, const common_chat_msg & msg, int task) {
+    tell_thinking(response, msg);
+    response["usage"]["edgekv"]    = edgekv_usage_json(task);
     response["incomplete_details"] = nullptr;
     if (stop != STOP_TYPE_LIMIT) {
         return;
@@ -29,9 +33,9 @@ void tell_cut(json & response, stop_type stop) {
     }
 }
 
-void tell_cut(std::vector<json> & events, stop_type stop) {
+void tell_response(std::vector<json> & events, stop_type stop, const common_chat_msg & msg, int task) {
     json & last = events.back();
-    tell_cut(last.at("data").at("response"), stop);
+    tell_response(last.at("data").at("response"), stop, msg, task);
     if (stop != STOP_TYPE_LIMIT) {
         return;
     }

@@ -9,9 +9,10 @@
 
 namespace edgekv_server {
 
-// A response that its limit ended is incomplete, and so is its last item if that has no end.
-void tell_cut(json & response, stop_type stop);
-void tell_cut(std::vector<json> & events, stop_type stop);  // of a stream, all that its end brings
+// A response that its limit ended is incomplete, and so is its last item if that has no end. It gets what tell_thinking() tells of its message, and what
+// the prefix cache had for its task.
+void tell_response(json & response, stop_type stop, const common_chat_msg & msg, int task);
+void tell_response(std::vector<json> & events, stop_type stop, const common_chat_msg & msg, int task);  // of a stream, all that its end brings
 
 // The last call of a message becomes a text behind `blocks` if it was cut within its arguments.
 void cut_call(common_chat_msg & msg, stop_type stop, json & blocks);

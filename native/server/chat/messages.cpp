@@ -1,7 +1,9 @@
 #include "server/chat/messages.h"
 
+#include "server/chat/cut.h"
 #include "server/chat/repairs.h"
 #include "server/chat/shown.h"
+#include "server/http/clients.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -199,12 +201,14 @@ std::string unreadable(const json & part, const server_chat_params & opt) {
 
 }  // namespace
 
-void replace_media(json & messages, const server_chat_params & opt) {
+void take_messages(json & messages, const server_chat_params & opt) {
+    drop_billing_headers(messages);
     size_t newest = messages.size();
     for (size_t i = 0; i < messages.size(); ++i) {
         newest = json_value(messages[i], "role", std::string()) == "user" ? i : newest;
     }
     for (size_t i = 0; i < messages.size(); ++i) {
+        mend_calls(messages[i]);
         if (!messages[i].is_object() || !messages[i].contains("content") || !messages[i].at("content").is_array()) {
             continue;
         }

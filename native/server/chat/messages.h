@@ -11,9 +11,9 @@
 
 namespace edgekv_server {
 
-// Media that the model cannot take become a sentence in tools' results and in all messages before the newest of the user's, which is refused
-// later; a refusal becomes the text that it is.
-void replace_media(json & messages, const server_chat_params & opt);
+// Brings messages into the form that upstream reads. Media that the model cannot take become a sentence in tools' results and in all messages before
+// the newest of the user's, which is refused later; a refusal becomes the text that it is.
+void take_messages(json & messages, const server_chat_params & opt);
 
 // For common_chat_templates_inputs::edgekv_fit: renders messages as asked; only if the template refuses them, or leaves a text out, as repaired
 // (server/repairs.h). "edgekv_messages" of `converted`, which must outlive the function, then says what was moved. The function throws

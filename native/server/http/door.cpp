@@ -3,6 +3,7 @@
 #include "server/chat/schemas.h"
 #include "server/dialects/dialect.h"
 #include "server/http/fields.h"
+#include "server/http/guards.h"
 #include "server/prefix_cache/marks.h"
 #include "server/scheduling/requests.h"
 
@@ -105,6 +106,7 @@ void tell(told & res) {
 }  // namespace
 
 server_http_res_ptr answered(const server_http_req & request, const server_http_context::handler_t & handler) {
+    edgekv_guards::check_body(request.body);  // a stack that overflows would end the process
     const auto where = endpoint_of(request.path);
     if (!where) {
         return nullptr;

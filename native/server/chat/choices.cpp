@@ -13,17 +13,14 @@ namespace {
 
 [[noreturn]] void refuse(const std::string & sentence) { throw std::invalid_argument("the field 'tool_choice' " + sentence); }
 
-// {"name": ...} or {"function": {"name": ...}}
-std::string name_in(const json & tool) {
-    const json within = json_value(tool, "function", json::object());
-    return json_value(within.empty() ? tool : within, "name", std::string());
-}
-
-std::vector<std::string> names_in(const json & tools) {
+// The names of tools, {"name": ...} or {"function": {"name": ...}}; of those alone that are `strict`, where that is asked for.
+std::vector<std::string> names_in(const json & tools, bool strict = false) {
     std::vector<std::string> names;
-    if (tools.is_array()) {
-        for (const auto & tool : tools) {
-            names.push_back(name_in(tool));
+    for (const auto & tool : tools.is_array() ? tools : json::array()) {
+        const json function = json_value(tool, "function", json::object());
+        const json & within = function.empty() ? tool : function;
+        if (!strict || json_value(within, "strict", false)) {
+            names.push_back(json_value(within, "name", std::string()));
         }
     }
     return names;
@@ -60,23 +57,11 @@ std::optional<common_chat_params> of_few_messages(const common_chat_templates * 
     }
 }
 
-// Names of the tools that ask for it, in each dialect's form.
-std::vector<std::string> strict_in(const json & tools) {
-    std::vector<std::string> names;
-    for (const auto & tool : tools.is_array() ? tools : json::array()) {
-        const json within = json_value(tool, "function", json::object());
-        if (json_value(within.empty() ? tool : within, "strict", false)) {
-            names.push_back(name_in(tool));
-        }
-    }
-    return names;
-}
-
 }  // namespace
 
 tool_choice take_tool_choice(json & body, const std::map<std::string, bool> & caps) {
     tool_choice chosen;
-    chosen.strict = strict_in(json_value(body, "tools", json::array()));
+    chosen.strict = names_in(json_value(body, "tools", json::array()), true);
     const auto can         = caps.find("supports_tools");
     const bool reads_tools = can != caps.end() && can->second;
     if (!reads_tools && body.contains("tools") && asks(body.at("tools"))) {
@@ -92,7 +77,7 @@ tool_choice take_tool_choice(json & body, const std::map<std::string, bool> & ca
     const auto known = names_in(json_value(body, "tools", json::array()));
     auto       mode  = given.is_string() ? given.get<std::string>() : json_value(given, "type", std::string());
     if (given.is_object() && mode == "function") {
-        chosen.names  = { name_in(given) };
+        chosen.names  = names_in(json::array({ given }));
         chosen.single = true;
         mode   = "required";
     } else if (given.is_object() && mode == "allowed_tools") {

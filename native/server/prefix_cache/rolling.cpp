@@ -218,10 +218,6 @@ common_chat_msg_spans message_spans(const common_chat_msg_spans & found, const s
     return exchanges_of(ours).size() == n_users ? ours : found;
 }
 
-void roll_in(llama_context * lctx) {
-    the_cache().moves = llama_memory_can_shift(llama_get_memory(lctx)) && llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_ROWS;
-}
-
 void roll_prompt(server_task & task, int n_ctx, const json & body) {
     if (!the_cache().rolls || task.type != SERVER_TASK_TYPE_COMPLETION || task.tokens.has_mtmd) {
         return;

@@ -34,9 +34,6 @@ struct rolled_conversation {
 common_chat_msg_spans message_spans(const common_chat_msg_spans & found, const server_tokens & tokens, const json & body,
                                     const server_chat_params & chat, const llama_vocab * vocab);
 
-// A context was loaded. If its tokens can move to other positions, the rest of a conversation is not read again.
-void roll_in(llama_context * lctx);
-
 // A completion with `n_ctx` tokens of context is about to be posted. body: the request; "edgekv_pinned" lists the numbers of messages that stay.
 // Throws std::invalid_argument if it is not such a list.
 void roll_prompt(server_task & task, int n_ctx, const json & body);

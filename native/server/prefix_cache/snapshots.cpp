@@ -1,8 +1,8 @@
 #include "server/prefix_cache/snapshots.h"
 
 #include "llama-edgekv.h"
+#include "server/prefix_cache/cache.h"
 #include "server/prefix_cache/media.h"
-#include "server/prefix_cache/tasks.h"
 
 #include <algorithm>
 
@@ -15,7 +15,8 @@ constexpr int LEAST      = 8;  // fewer tokens are read again just as fast
 
 }  // namespace
 
-void snapshots_in(const llama_context * lctx, bool has_draft, int32_t & n_checkpoints) {
+void context_loaded(const llama_context * lctx, bool has_draft, int32_t & n_checkpoints) {
+    the_cache().moves = llama_memory_can_shift(llama_get_memory(lctx)) && llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_ROWS;
     if (edgekv_prefixes_kept() && llama_edgekv_keeps_snapshots(lctx) && !has_draft) {
         n_checkpoints = 0;
     }

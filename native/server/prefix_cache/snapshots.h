@@ -7,8 +7,9 @@
 
 namespace edgekv_server {
 
-// A context was loaded. If prefixes are kept with snapshots, llama.cpp takes no checkpoints of its own, unless there is a draft model.
-void snapshots_in(const llama_context * lctx, bool has_draft, int32_t & n_checkpoints);
+// A context was loaded. If its tokens can move to other positions, the rest of a conversation that rolls is not read again. If prefixes are kept with
+// snapshots, llama.cpp takes no checkpoints of its own, unless there is a draft model.
+void context_loaded(const llama_context * lctx, bool has_draft, int32_t & n_checkpoints);
 
 // The number of a prompt's tokens after which its sequence can continue without a snapshot: n_past if it can forget all later tokens, else 0.
 int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past);

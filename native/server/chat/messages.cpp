@@ -25,6 +25,7 @@ struct outcome {
     std::optional<common_chat_params> params;  // unless refused
     size_t             lost = ALL_SHOWN;  // the first message that is not shown
     std::exception_ptr refusal;           // the template's
+    std::vector<std::string> moved;       // by repairs
 
     bool fits() const { return params && lost == ALL_SHOWN; }
 };
@@ -81,8 +82,8 @@ class fitter {
         this->inputs.edgekv_fit = nullptr;
     }
 
-    // what was moved, or nothing if no repair helps
-    std::optional<std::pair<common_chat_params, std::vector<std::string>>> repaired() {
+    // nothing if no repair helps
+    std::optional<outcome> repaired() {
         std::vector<repair> tried;
         for (const repair r : all_repairs()) {
             tried.push_back(r);
@@ -91,7 +92,7 @@ class fitter {
                 continue;
             }
             auto result = rendered(tried);
-            if (!result.first.fits()) {
+            if (!result.fits()) {
                 continue;
             }
             // leaves out what was not needed
@@ -99,21 +100,20 @@ class fitter {
                 auto fewer = tried;
                 fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
                 auto with_fewer = rendered(fewer);
-                if (with_fewer.first.fits()) {
+                if (with_fewer.fits()) {
                     tried  = std::move(fewer);
                     result = std::move(with_fewer);
                 }
             }
-            return std::make_pair(std::move(*result.first.params), std::move(result.second));
+            return result;
         }
         return std::nullopt;
     }
 
-    // the prompt, and what was moved
-    std::pair<outcome, std::vector<std::string>> rendered(const std::vector<repair> & repairs) {
-        auto result = rendered(given, repairs);
-        if (result.first.lost < given.size() && has_short_text(given[result.first.lost]) && rendered(marked(given), repairs).first.fits()) {
-            result.first.lost = ALL_SHOWN;
+    outcome rendered(const std::vector<repair> & repairs) {
+        outcome result = rendered(given, repairs);
+        if (result.lost < given.size() && has_short_text(given[result.lost]) && rendered(marked(given), repairs).fits()) {
+            result.lost = ALL_SHOWN;
         }
         return result;
     }
@@ -135,7 +135,7 @@ class fitter {
         return with(given, repairs).messages != with(given, before).messages;
     }
 
-    std::pair<outcome, std::vector<std::string>> rendered(const messages_t & messages, const std::vector<repair> & repairs) {
+    outcome rendered(const messages_t & messages, const std::vector<repair> & repairs) {
         wording c = with(messages, repairs);
         inputs.messages = std::move(c.messages);
         if (begun) {
@@ -145,7 +145,8 @@ class fitter {
         if (result.refusal && shorten_ids(inputs.messages)) {  // a text that is left out comes by no other id
             result = render(tmpls, inputs, messages);
         }
-        return { std::move(result), std::move(c.moved) };
+        result.moved = std::move(c.moved);
+        return result;
     }
 
     const templates *                    tmpls;
@@ -163,7 +164,7 @@ common_chat_params fit(const templates * tmpls, const inputs_t & asked, json & c
     inputs_t inputs   = asked;
     inputs.edgekv_fit = nullptr;
     fitter  fitting(tmpls, asked);
-    outcome as_asked = fitting.rendered({}).first;
+    outcome as_asked = fitting.rendered({});
     if (as_asked.fits()) {
         return std::move(*as_asked.params);
     }
@@ -174,11 +175,11 @@ common_chat_params fit(const templates * tmpls, const inputs_t & asked, json & c
         std::rethrow_exception(as_asked.refusal);  // not because of messages
     }
     if (auto found = fitting.repaired()) {
-        if (!found->second.empty()) {
-            converted["edgekv_messages"] = moves_told(found->second);
-            SRV_WRN("the chat template cannot take all messages where they stand; moved: %s\n", moves_told(found->second).c_str());
+        if (!found->moved.empty()) {
+            converted["edgekv_messages"] = moves_told(found->moved);
+            SRV_WRN("the chat template cannot take all messages where they stand; moved: %s\n", moves_told(found->moved).c_str());
         }
-        return std::move(found->first);
+        return std::move(*found->params);
     }
     const size_t at = as_asked.refusal ? refused_message(tmpls, inputs, asked.messages) : as_asked.lost;
     throw std::invalid_argument("message " + std::to_string(at + 1) + " (" + (at < asked.messages.size() ? asked.messages[at].role : "none") +

@@ -25,6 +25,5 @@
 #include "server/scheduling/drafts.h"
 #include "server/scheduling/limits.h"
 #include "server/scheduling/pace.h"
-#include "server/scheduling/prompts.h"
 #include "server/scheduling/requests.h"
 #include "server/scheduling/waits.h"

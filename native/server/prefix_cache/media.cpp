@@ -152,7 +152,31 @@ void append_tokens(server_tokens & held, const server_tokens & prompt, int first
     }
 }
 
-told_media::told_media(const server_tokens & tokens, int n, mtmd_context * mctx) : numbers(n) {
+bool compute_tokens(llama_context * lctx, mtmd_context * mctx, int seq_id, const server_tokens & held, const server_tokens & prompt, int first, int end) {
+    bool ok = true;
+    for (int i = first; i < end && ok;) {
+        if (held[i] != LLAMA_TOKEN_NULL) {
+            int text_end = i;
+            while (text_end < end && held[text_end] != LLAMA_TOKEN_NULL) {
+                ++text_end;
+            }
+            ok = compute_text(lctx, seq_id, held, i, text_end);
+            i  = text_end;
+            continue;
+        }
+        const auto * chunk = prompt.find_chunk(i).get();
+        llama_pos next = 0;
+        ok = mctx && mtmd_helper_eval_chunk_single(mctx, lctx, chunk, held.pos_next(i), seq_id, static_cast<int>(llama_n_batch(lctx)), false, &next) == 0;
+        i += size_of(chunk);
+    }
+
+    return ok;
+}
+
+}  // namespace edgekv_server
+
+edgekv_told_tokens::edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) : numbers(n) {
+    using namespace edgekv_server;
     for (int i = 0; i < n; ++i) {
         numbers[i] = tokens[i];
     }
@@ -160,12 +184,22 @@ told_media::told_media(const server_tokens & tokens, int n, mtmd_context * mctx)
         const char * id = mtmd_input_chunk_get_id(chunk);
         media.push_back({ first, size_of(chunk), id ? id : "" });
     });
-    told.tokens    = numbers.data();
-    told.n_tokens  = n;
-    told.media     = media.data();
-    told.n_media   = static_cast<int>(media.size());
-    told.projector = the_cache().projector.c_str();
-    if (media.empty() || !mctx || !mtmd_decode_use_mrope(mctx)) {
+    told.tokens     = numbers.data();
+    told.n_tokens   = n;
+    told.media      = media.data();
+    told.n_media    = static_cast<int>(media.size());
+    told.projector  = the_cache().projector.c_str();
+    told.lctx       = slot.lctx;
+    told.seq_id     = slot.seq_id;
+    told.adapters   = slot.adapters.data();
+    told.n_adapters = static_cast<int>(slot.adapters.size());
+    told.space      = tokens.edgekv_space.c_str();
+    if (const auto & sequence = edgekv_sequence_of(slot.seq_id); slot.task >= 0 && sequence.task == slot.task) {
+        told.marks     = sequence.marks.marks.data();
+        told.n_marks   = static_cast<int>(sequence.marks.marks.size());
+        told.in_memory = sequence.marks.in_memory;
+    }
+    if (media.empty() || !slot.mctx || !mtmd_decode_use_mrope(slot.mctx)) {
         return;
     }
     at.resize(3*n);
@@ -190,26 +224,3 @@ told_media::told_media(const server_tokens & tokens, int n, mtmd_context * mctx)
         i += size_of(chunk) - 1;
     }
 }
-
-bool compute_tokens(llama_context * lctx, mtmd_context * mctx, int seq_id, const server_tokens & held, const server_tokens & prompt, int first, int end) {
-    bool ok = true;
-    for (int i = first; i < end && ok;) {
-        if (held[i] != LLAMA_TOKEN_NULL) {
-            int text_end = i;
-            while (text_end < end && held[text_end] != LLAMA_TOKEN_NULL) {
-                ++text_end;
-            }
-            ok = compute_text(lctx, seq_id, held, i, text_end);
-            i  = text_end;
-            continue;
-        }
-        const auto * chunk = prompt.find_chunk(i).get();
-        llama_pos next = 0;
-        ok = mctx && mtmd_helper_eval_chunk_single(mctx, lctx, chunk, held.pos_next(i), seq_id, static_cast<int>(llama_n_batch(lctx)), false, &next) == 0;
-        i += size_of(chunk);
-    }
-
-    return ok;
-}
-
-}  // namespace edgekv_server

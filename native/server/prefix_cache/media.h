@@ -2,7 +2,6 @@
 // Prefixes end before or after a medium, never within. Decoding thread.
 #pragma once
 
-#include "edgekv_server.h"
 #include "server-common.h"
 
 #include <string>
@@ -40,23 +39,6 @@ int whole_media(const server_tokens & tokens, int n);
 
 // Appends tokens [first, end) of a prompt to a sequence's tokens; media become placeholders, as upstream makes them.
 void append_tokens(server_tokens & held, const server_tokens & prompt, int first, int end);
-
-// The first n of some tokens in the form that the keeper of prefixes gets: numbers, media and, if a medium's positions do not count up, positions.
-// The tokens must outlive it.
-class told_media {
-public:
-    told_media(const server_tokens & tokens, int n, mtmd_context * mctx);
-
-    told_media(const told_media &) = delete;
-    told_media & operator=(const told_media &) = delete;
-
-    edgekv_prefix_tokens told = {};
-
-private:
-    std::vector<int32_t> numbers;
-    std::vector<edgekv_medium> media;
-    std::vector<int32_t> at;
-};
 
 // Computes tokens [first, end) of a sequence; the prompt has the contents of their media. false: it failed.
 bool compute_tokens(llama_context * lctx, mtmd_context * mctx, int seq_id, const server_tokens & held, const server_tokens & prompt, int first, int end);

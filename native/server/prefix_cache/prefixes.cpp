@@ -117,19 +117,6 @@ static bool edgekv_alike(const edgekv_prefix_slot & a, const edgekv_prefix_slot 
     return a.adapters == b.adapters && !a.partly && !b.partly;
 }
 
-edgekv_told_tokens::edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) : told_media(tokens, n, slot.mctx) {
-    told.lctx       = slot.lctx;
-    told.seq_id     = slot.seq_id;
-    told.adapters   = slot.adapters.data();
-    told.n_adapters = static_cast<int>(slot.adapters.size());
-    told.space      = tokens.edgekv_space.c_str();
-    if (const auto & sequence = edgekv_sequence_of(slot.seq_id); slot.task >= 0 && sequence.task == slot.task) {
-        told.marks     = sequence.marks.marks.data();
-        told.n_marks   = static_cast<int>(sequence.marks.marks.size());
-        told.in_memory = sequence.marks.in_memory;
-    }
-}
-
 int edgekv_prefix_computed(const edgekv_prefix_slot & slot) {
     const auto newest = llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id);
     return newest < 0 ? 0 : static_cast<int>(std::min(slot.held->size_up_to_pos(newest + 1), slot.held->size()));

@@ -4,10 +4,10 @@
 #pragma once
 
 #include "edgekv_server.h"
+#include "llama-edgekv.h"
 #include "server-common.h"
 #include "server/prefix_cache/media.h"
 #include "server/prefix_cache/misses.h"
-#include "server/scheduling/prompts.h"
 #include "server/prefix_cache/tasks.h"
 
 #include <algorithm>
@@ -133,6 +133,19 @@ struct edgekv_prefix_scope {
     ~edgekv_prefix_scope() { edgekv_prefix_settle(); }
 };
 
+// The batch's `n` tokens from `first` on are about to be decoded. Tells the planes which sequences read a prompt: if prompts are read exactly, they read
+// these tokens exactly, however few a ubatch holds.
+template <typename Tokens>
+void edgekv_tell_prompts(llama_context * lctx, const Tokens & tokens, int first, int n) {
+    std::vector<int32_t> seq_ids;
+    for (int i = first; i < first + n; ++i) {
+        if (tokens[i].is_prompt && (seq_ids.empty() || seq_ids.back() != tokens[i].id_slot)) {
+            seq_ids.push_back(tokens[i].id_slot);
+        }
+    }
+    llama_edgekv_set_prompts(lctx, seq_ids.data(), static_cast<int>(seq_ids.size()));
+}
+
 // A medium of a slot's prompt is about to be computed, beside the batch.
 template <typename Slot>
 void edgekv_prefix_medium_begins(const Slot & slot) {
@@ -141,9 +154,20 @@ void edgekv_prefix_medium_begins(const Slot & slot) {
     llama_edgekv_set_prompts(slot.ctx_tgt, &seq_id, 1);
 }
 
-// The first n of some tokens, as a slot's, in the form that keepers get. Slot and tokens must outlive it.
-struct edgekv_told_tokens : edgekv_server::told_media {
+// The first n of some tokens, as a slot's, in the form that keepers get: numbers, media and, if a medium's positions do not count up, positions. Slot and
+// tokens must outlive it.
+class edgekv_told_tokens {
+public:
     edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n);
+    edgekv_told_tokens(const edgekv_told_tokens &) = delete;
+    edgekv_told_tokens & operator=(const edgekv_told_tokens &) = delete;
+
+    edgekv_prefix_tokens told = {};
+
+private:
+    std::vector<int32_t> numbers;
+    std::vector<edgekv_medium> media;
+    std::vector<int32_t> at;
 };
 
 // the number of a slot's computed tokens

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 namespace edgekv_documents {
@@ -17,8 +18,7 @@ using steady = std::chrono::steady_clock;
 struct document {
     std::string type;
     std::string text;
-    bool was_asked = false;
-    steady::time_point asked{};
+    std::optional<steady::time_point> asked;  // last
 };
 
 std::mutex                      g_documents_mutex;
@@ -26,25 +26,21 @@ std::map<std::string, document> g_documents;
 std::atomic<void (*)(int)>      g_refresh{nullptr};
 std::atomic<bool>               g_busy{false};
 
-// false: there is no such document
-bool take(const std::string & path, std::string & type, std::string & text) {
+// nothing: there is no such document
+std::optional<document> take(const std::string & path) {
     const std::lock_guard<std::mutex> lock(g_documents_mutex);
     const auto found = g_documents.find(path);
     if (found == g_documents.end()) {
-        return false;
+        return std::nullopt;
     }
-    found->second.was_asked = true;
-    found->second.asked     = steady::now();
-    type = found->second.type;
-    text = found->second.text;
-    return true;
+    found->second.asked = steady::now();
+    return found->second;
 }
 
 // null: there is no such document, or it is empty
 json take_json(const std::string & name) {
-    std::string type;
-    std::string text;
-    return take(name, type, text) ? json::parse_no_throw(text) : json();
+    const auto found = take(name);
+    return found ? json::parse_no_throw(found->text) : json();
 }
 
 }  // namespace
@@ -62,10 +58,13 @@ void refresh(bool idle, bool is_yielding) {
 
 server_http_res_ptr serve(const server_http_req & req) {
     auto res = std::make_unique<server_http_res>();
-    if (!take(req.path, res->content_type, res->data)) {
+    auto found = take(req.path);
+    if (!found) {
         edgekv_server::answer_error(*res, "File Not Found", ERROR_TYPE_NOT_FOUND);
         return res;
     }
+    res->content_type = std::move(found->type);
+    res->data         = std::move(found->text);
     res->headers["Cache-Control"] = "no-store";
     res->headers["X-EdgeKV-Busy"] = g_busy ? "1" : "0";
     res->headers["X-Content-Type-Options"] = "nosniff";
@@ -93,10 +92,8 @@ void add_to_slots(json & slots) {
 }
 
 void add_to_metrics(std::string & text) {
-    std::string type;
-    std::string ours;
-    if (take("metrics", type, ours)) {
-        text += ours;
+    if (const auto ours = take("metrics")) {
+        text += ours->text;
     }
 }
 
@@ -121,10 +118,10 @@ int64_t edgekv_server_asked_ms(const char * path) {
     using namespace edgekv_documents;
     const std::lock_guard<std::mutex> lock(g_documents_mutex);
     const auto found = g_documents.find(path);
-    if (found == g_documents.end() || !found->second.was_asked) {
+    if (found == g_documents.end() || !found->second.asked) {
         return -1;
     }
-    return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now() - found->second.asked).count();
+    return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now() - *found->second.asked).count();
 }
 
 void edgekv_server_on_refresh(void (*function)(int)) { edgekv_documents::g_refresh = function; }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from edgekv import _native
 from edgekv.common.enums import MissReason
@@ -17,7 +17,7 @@ from edgekv.common.errors import EdgeKVError, NativeError
 log = logging.getLogger("edgekv")
 
 TIERS = ("slot", "ram", "disk", "remote")
-"""In the order of edgekv_prefix_counts."""
+"""In the order of edgekv_server_request."""
 
 THREW = 70
 """The exit code of `run` if the server ended with an exception."""
@@ -198,25 +198,6 @@ def waits() -> tuple[Waits, Waits, Waits]:
     return of(lib.EDGEKV_WAIT_QUEUE), of(lib.EDGEKV_WAIT_FIRST_TOKEN), of(lib.EDGEKV_WAIT_NEXT_TOKEN)
 
 
-class PrefixCounts(Struct, frozen=True):
-    """Tokens of prompts since the server started, but for each prompt's last, which is always computed."""
-
-    queries: int
-    """All of them: those found and those missed."""
-    hits: dict[str, int]
-    """Found, by tier."""
-    misses: dict[MissReason, int]
-
-
-def prefix_counts() -> PrefixCounts:
-    """From any thread."""
-    from edgekv._native._server import ffi, lib
-
-    found = ffi.new("edgekv_prefix_counts *")
-    lib.edgekv_server_prefix_counts(found)
-    return PrefixCounts(found.queries, dict(zip(TIERS, found.hits, strict=True)), dict(zip(MissReason, found.misses[1 : 1 + len(MissReason)])))
-
-
 class Request(Struct, frozen=True):
     """What a request does in its slot: when its prompt begins, and when it has ended."""
 
@@ -239,6 +220,23 @@ class Request(Struct, frozen=True):
     missed: tuple[MissReason, int] | None = None
     """Why not more was found, and the first token that it is about; None: all was found."""
     ended: bool = True
+
+
+class PrefixCounts(Struct, frozen=True):
+    """Tokens of prompts since the server started, but for each prompt's last, which is always computed."""
+
+    queries: int = 0
+    """All of them: those found and those missed."""
+    hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
+    """Found, by tier."""
+    misses: dict[MissReason, int] = field(default_factory=lambda: dict.fromkeys(MissReason, 0))
+
+    def plus(self, request: Request) -> "PrefixCounts":
+        """With those of a request whose prompt begins."""
+        n_missed = max(0, request.n_prompt - 1 - request.n_found)
+        why = request.missed[0] if request.missed else None
+        return PrefixCounts(self.queries + request.n_found + n_missed, {tier: n + request.by_tier.get(tier, 0) for tier, n in self.hits.items()},
+                            {reason: n + (n_missed if reason is why else 0) for reason, n in self.misses.items()})
 
 
 def _request(of) -> Request:

@@ -53,6 +53,7 @@ class Publisher:
         self._drawn: dict[int, tuple[int, int]] = {}  # by slot: steps and the clock of its cells at the drawing of its map
         self._growing = False
         self._conversations = Conversations()
+        self._found = native.PrefixCounts()
         self._speed: DecodeSpeed | None = None
         self._n_steps = self._n_steps_taken = 0  # so far, and at the latest figures
         self._taken = 0.0  # time.perf_counter()
@@ -63,6 +64,7 @@ class Publisher:
         """Publish the known figures, and take more from now on."""
         self.shown = Shown(self.shown.served)
         self._history, self._maps, self._drawn, self._conversations = History(), MapMaker(), {}, Conversations()
+        self._found = native.PrefixCounts()
         native.publish("/edgekv", "text/html; charset=utf-8", page.document(self.shown.served.has_chat_page))
         for slot in range(self.shown.served.n_slots):
             native.publish(_map_path(slot), JSON, "null")
@@ -102,6 +104,8 @@ class Publisher:
     def _told(self, request: native.Request) -> None:
         if request.ended:
             requests.ended(request)
+        else:
+            self._found = self._found.plus(request)
         self._conversations.told(request, native.reading_s(0, request.n_found), time.time())
         if (kept := self._prefixes()) is not None:
             kept.slot_tokens.told(request)
@@ -127,7 +131,7 @@ class Publisher:
         if runtime is not None and figures is not None:
             self._draw(runtime, figures, busy)  # first, so that no map is older than the state beside it
         kept = self._prefixes()
-        self.shown = Shown(self.shown.served, figures, busy, None if kept is None else kept.figures(), traffic(),
+        self.shown = Shown(self.shown.served, figures, busy, None if kept is None else kept.figures(), traffic(self._found),
                            tuple(self._conversations.of(figures)) if figures else (), self._conversations.seconds_saved, self._speed)
         self._publish(self.shown)
         self._n_steps_taken = self._n_steps
@@ -177,11 +181,11 @@ class Publisher:
             "fields": base64.b64encode(drawn.fields.tobytes()).decode()})
 
 
-def traffic() -> TrafficFigures:
-    """The traffic of the server in this process."""
+def traffic(found: native.PrefixCounts) -> TrafficFigures:
+    """The traffic of the server in this process; `found`: what its prompts found in the prefix cache."""
     pace, (queue, first_token, gaps) = native.pacing(), native.waits()
     return TrafficFigures(pace.n_running, max(0, pace.n_requests - pace.n_running), pace.n_refused, pace.worst_gap_s, queue, first_token, gaps,
-                          native.prefix_counts())
+                          found)
 
 
 def _map_path(slot: int) -> str:

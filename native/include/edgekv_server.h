@@ -212,16 +212,6 @@ EDGEKV_API void edgekv_server_spaces(int32_t n, const char * const * keys, const
 #define EDGEKV_TIERS 4        /* slot, ram, disk, remote */
 #define EDGEKV_MISS_REASONS 13
 
-/* tokens of prompts since the server started, but for each prompt's last, which is always computed: queries = all hits + all misses */
-typedef struct {
-    uint64_t queries;
-    uint64_t hits[EDGEKV_TIERS];
-    uint64_t misses[EDGEKV_MISS_REASONS]; /* by edgekv_miss_reason */
-} edgekv_prefix_counts;
-
-/* From any thread */
-EDGEKV_API void edgekv_server_prefix_counts(edgekv_prefix_counts * counts);
-
 #define EDGEKV_WAIT_BOUNDS 22
 
 /* waiting times since the server started; seconds */

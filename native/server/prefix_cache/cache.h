@@ -39,7 +39,6 @@ struct server_cache {
     std::mutex mutex;  // of the following; any thread
     std::unordered_map<int, known_task> tasks;  // posted ones, by number
     std::unordered_map<std::thread::id, std::unordered_map<int, known_task>> noted;  // those that a thread is about to post
-    edgekv_prefix_counts counts = {};
     const void * marker_of = nullptr;  // a chat template, and its user_marker()
     std::string  marker;
 };

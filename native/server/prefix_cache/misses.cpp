@@ -69,17 +69,8 @@ edgekv_server_request prefix_found(int slot, int task, int n_prompt, int n_past,
 }
 
 void tell_found(edgekv_server_request found) {
-    const int n_missed = std::max(0, found.n_prompt - 1 - found.n_found);  // the last token is computed in any case, and the counts leave it out
+    const int n_missed = std::max(0, found.n_prompt - 1 - found.n_found);  // the last token is computed in any case
     const int n_read   = found.n_prompt - found.n_found;
-    {
-        auto & cache = the_cache();
-        std::lock_guard<std::mutex> lock(cache.mutex);
-        cache.counts.queries += found.n_found + n_missed;
-        for (int i = 0; i < EDGEKV_TIERS; ++i) {
-            cache.counts.hits[i] += found.by_tier[i];
-        }
-        cache.counts.misses[found.missed] += n_missed;
-    }
     std::string line = string_format("slot %d, task %d has %d tokens of its prompt of %d", found.slot, found.task, found.n_found, found.n_prompt);
     for (int i = 0, n = 0; i < EDGEKV_TIERS; ++i) {
         if (found.by_tier[i] > 0) {
@@ -113,21 +104,9 @@ void request_ended(const edgekv_server_request & request) {
     tell(request);
 }
 
-void begin_prefix_counts() {
-    auto & cache = the_cache();
-    std::lock_guard<std::mutex> lock(cache.mutex);
-    cache.counts = {};
-}
-
 }  // namespace edgekv_server
 
 void edgekv_server_on_request(void (*function)(const edgekv_server_request *)) { edgekv_server::the_cache().told = function; }
-
-void edgekv_server_prefix_counts(edgekv_prefix_counts * counts) {
-    auto & cache = edgekv_server::the_cache();
-    std::lock_guard<std::mutex> lock(cache.mutex);
-    *counts = cache.counts;
-}
 
 json edgekv_usage_json(int task) {
     const auto known    = edgekv_server::known_of(task);

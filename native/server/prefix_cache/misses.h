@@ -13,10 +13,8 @@ namespace edgekv_server {
 // token, which is always computed, counts neither as found nor as missed.
 edgekv_server_request prefix_found(int slot, int task, int n_prompt, int n_past, const edgekv_cached_tokens & cached);
 
-// The prompt begins: counts what was found, notes it for the task's reply, tells the program around the server, and writes a line into the log.
+// The prompt begins: notes what was found for the task's reply, tells the program around the server, and writes a line into the log.
 void tell_found(edgekv_server_request found);
-
-void begin_prefix_counts();
 
 // n_prompt 0: the slot has no request, or its prompt has not begun
 edgekv_server_request begun_of(int slot, int task);

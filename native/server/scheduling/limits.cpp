@@ -1,6 +1,5 @@
 #include "server/scheduling/limits.h"
 
-#include "server/prefix_cache/misses.h"
 #include "server/scheduling/pace.h"
 #include "server/scheduling/waits.h"
 
@@ -46,7 +45,6 @@ void begin() {
     }
     begin_pace(s.set.max_gap_s);
     begin_waits();
-    begin_prefix_counts();
 }
 
 const limits & current() { return the_limits().set; }

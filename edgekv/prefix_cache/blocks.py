@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import threading
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Struct
 
 if TYPE_CHECKING:  # a plan needs the sizes, and no array
+    from collections.abc import Callable
+
     import numpy as np
+
+    from edgekv.prefix_cache.identity import PayloadLayout
 
 BLOCK_TOKENS = 256
 """Tokens of a block that others can follow. A shorter block, a tail, ends its chain."""
@@ -121,12 +126,61 @@ class Block(Struct, frozen=True, eq=False):
     may_round: bool = False
     """Whether places may keep a rounded copy of it."""
 
+
+class HeldRows(Protocol):
+    """Rows of a block in cells that stay as they are until `release`. From any thread, one at a time."""
+
+    needed: Callable[..., object] | None
+    """Is called when the cells are needed, and is to release them soon. It may get time.monotonic() until which it may wait for room."""
+
+    def read(self, layers: range, n_bytes: int) -> np.ndarray:
+        """A copy of those of some layers, uint8 [n_bytes]."""
+
+    def release(self) -> None: ...
+
+
+class KeptBlock:
+    """A block or snapshot that RAM lists. Its rows are the `payload`; or lie in a slot, and later in RAM, or nowhere (`Ram.take_out`)."""
+
+    def __init__(self, link: Link, tokens: np.ndarray, layout: PayloadLayout, payload: np.ndarray | None, rows: HeldRows | None = None,
+                 may_round: bool = False):
+        """`payload` belongs to the block from now on."""
+        self.link, self.tokens, self.layout, self.may_round = link, tokens, layout, may_round
+        self.lock = threading.Lock()
+        """Of the following. Take it before the store's."""
+        self.rows, self.payload = rows, read_only(payload)
+
     @property
     def n_bytes(self) -> int:
-        return self.payload.nbytes + self.tokens.nbytes
+        """In RAM: none of what lies in a slot."""
+        return 0 if self.payload is None else self.payload.nbytes + self.tokens.nbytes
 
-    def whole(self) -> Block:
-        return self
+    @property
+    def n_bytes_out(self) -> int:
+        """In RAM, once they are copied."""
+        return self.layout.block_bytes(self.link.n) + self.tokens.nbytes
+
+    def read(self, layers: range) -> np.ndarray | None:
+        """The rows of some layers: uint8 [bytes], read-only or a copy; None if the slot took the cells, and RAM had no room."""
+        starts = self.layout.layer_starts(self.link.n)
+        first, end = int(starts[layers.start]), int(starts[layers.stop])
+        with self.lock:
+            if self.payload is not None:
+                return self.payload[first:end]
+            return None if self.rows is None else self.rows.read(layers, end - first)
+
+    def whole(self) -> Block | None:
+        """With all rows, which live as long as the result where they lie in a slot."""
+        rows = self.read(range(self.layout.n_layers))
+        return None if rows is None else Block(self.link, self.tokens, rows, self.may_round)
+
+
+def read_only(payload: np.ndarray | None) -> np.ndarray | None:
+    """A view of it."""
+    if payload is not None:
+        payload = payload.view()
+        payload.flags.writeable = False
+    return payload
 
 
 def child_link(parent: bytes, reading: Reading, tokens: np.ndarray, read_with: bytes = b"", rounded: bool = False) -> Link:

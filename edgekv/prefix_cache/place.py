@@ -9,9 +9,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from edgekv.prefix_cache.blocks import Block, Link, child_link
+from edgekv.prefix_cache.blocks import Block, KeptBlock, Link, child_link
 from edgekv.prefix_cache.coming import ComingBlock
-from edgekv.prefix_cache.held import HeldBlock
 from edgekv.prefix_cache.results import PlaceStats
 
 log = logging.getLogger("edgekv")
@@ -54,7 +53,7 @@ class Tier(Protocol):
     def children(self, parents: Sequence[bytes], snapshots: bool = False) -> list[list[Child]]:
         """The blocks that follow each of some blocks, or roots: tails and rounded copies too. snapshots: instead those that hang on each."""
 
-    def open(self, links: Sequence[Link]) -> Sequence[Block | HeldBlock | ComingBlock | None]:
+    def open(self, links: Sequence[Link]) -> Sequence[KeptBlock | ComingBlock | None]:
         """Blocks and snapshots that can be read, in the order of `links`; None for a block that is missing or was refused."""
 
 
@@ -88,7 +87,7 @@ class Place(Tier, Protocol):
     def close(self) -> None: ...
 
 
-def covered_tails(children: Iterable[Child], block: Block | HeldBlock, rounded: bool = False) -> list[Child]:
+def covered_tails(children: Iterable[Child], block: Block | KeptBlock, rounded: bool = False) -> list[Child]:
     """The children of the block's parent that the block makes superfluous: tails that it begins with, whose reading is worse, or the same with the
     same settings. rounded: only a rounded copy of the block is there, which replaces only such copies."""
     return [child for child in children

@@ -8,8 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgekv.prefix_cache.blocks import Block, Link
-from edgekv.prefix_cache.held import HeldBlock
+from edgekv.prefix_cache.blocks import KeptBlock, Link, read_only
 from edgekv.prefix_cache.place import Child, covered_tails, log
 from edgekv.prefix_cache.results import StoreStats
 from edgekv.prefix_cache.writer import Writer
@@ -28,7 +27,7 @@ class Ram:
         """Of everything here; every method but `take_out` and those of a `Tier` is called with it held."""
         self.n_bytes = 0
         """Bytes of all blocks, and of those being read that will stay."""
-        self._blocks: OrderedDict[bytes, Block | HeldBlock] = OrderedDict()  # the least recently used first
+        self._blocks: OrderedDict[bytes, KeptBlock] = OrderedDict()  # the least recently used first
         self._children: dict[bytes, set[bytes]] = {}
         self._snapshots: dict[bytes, set[bytes]] = {}
         self.passed: set[bytes] = set()
@@ -52,13 +51,13 @@ class Ram:
     def __contains__(self, key: bytes) -> bool:
         return key in self._blocks
 
-    def get(self, key: bytes) -> Block | HeldBlock | None:
+    def get(self, key: bytes) -> KeptBlock | None:
         return self._blocks.get(key)
 
     @property
     def n_in_slots(self) -> int:
         """Blocks whose rows lie in a slot: they take no RAM yet."""
-        return sum(isinstance(block, HeldBlock) and block.payload is None for block in self._blocks.values())
+        return sum(block.payload is None for block in self._blocks.values())
 
     def links(self) -> Iterator[Link]:
         """The least recently used first."""
@@ -69,7 +68,7 @@ class Ram:
         blocks = [self._blocks[key] for key in sorted((self._snapshots if snapshots else self._children).get(parent, ()))]
         return [Child(block.link, block.tokens) for block in blocks]
 
-    def put(self, block: Block | HeldBlock) -> float:
+    def put(self, block: KeptBlock) -> float:
         """Keep a block, which is not there or only rounded, as the most recently used one. What it makes superfluous goes: tails, and its rounded copy.
         Their pins are its own from now on: returns their time, 0 if there are none."""
         gone = [] if block.link.snapshot else [child.link for child in covered_tails(self.following(block.link.parent), block, block.link.rounded)]
@@ -93,7 +92,7 @@ class Ram:
         for writer in self.writers:
             writer.discard(key)
 
-    def _siblings(self, block: Block | HeldBlock) -> dict[bytes, set[bytes]]:
+    def _siblings(self, block: KeptBlock) -> dict[bytes, set[bytes]]:
         return self._snapshots if block.link.snapshot else self._children
 
     def touch(self, keys: Iterable[bytes]) -> None:
@@ -119,14 +118,14 @@ class Ram:
         with self.lock:
             return [self.following(parent, snapshots) for parent in parents]
 
-    def open(self, links: Sequence[Link]) -> list[Block | HeldBlock | None]:
+    def open(self, links: Sequence[Link]) -> list[KeptBlock | None]:
         """They are in use until the caller says otherwise (`Holds`)."""
         with self.lock:
             found = [self._serving(link) for link in links]
             self.in_use.update(block.link.key for block in found if block is not None)
             return found
 
-    def _serving(self, link: Link) -> Block | HeldBlock | None:
+    def _serving(self, link: Link) -> KeptBlock | None:
         block = self._blocks.get(link.key)
         return block if block is not None and block.link.will_do(link) else None
 
@@ -141,7 +140,7 @@ class Ram:
         for writer in writers:
             writer.add(key)
 
-    def to_write(self, key: bytes) -> Block | HeldBlock | None:
+    def to_write(self, key: bytes) -> KeptBlock | None:
         """A block for a place; None: it is gone, or no place may have it."""
         return None if key in self.alone else self._blocks.get(key)
 
@@ -191,7 +190,7 @@ class Ram:
         passed = next((key for key in self._blocks if key in self.passed and may_go(key)), None) if self.passed else None
         return passed or next((key for key, block in self._blocks.items() if block.n_bytes and may_go(key)), None)
 
-    def take_out(self, block: HeldBlock, stays: bool, most_bytes: int, deadline: float | None, stats: StoreStats) -> None:
+    def take_out(self, block: KeptBlock, stays: bool, most_bytes: int, deadline: float | None, stats: StoreStats) -> None:
         """The slot needs a block's cells: release them. Its rows are in RAM before, if there is room in `most_bytes` and the block `stays`, or a place
         is to get it. Call it without the lock. Any threads, also several."""
         key, fits = block.link.key, False
@@ -203,8 +202,7 @@ class Ram:
             rows, payload = block.rows, None
             try:
                 if rows is not None and (fits or self.in_use[key]):
-                    payload = rows.read(range(block.layout.n_layers), block.n_bytes_out - block.tokens.nbytes)
-                    payload.flags.writeable = False
+                    payload = read_only(rows.read(range(block.layout.n_layers), block.n_bytes_out - block.tokens.nbytes))
             finally:
                 with self.lock:
                     there = self.get(key) is block

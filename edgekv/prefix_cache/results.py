@@ -10,9 +10,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from edgekv.common.enums import MissReason
-from edgekv.prefix_cache.blocks import Block, Link, Reading
+from edgekv.prefix_cache.blocks import KeptBlock, Link, Reading
 from edgekv.prefix_cache.coming import ComingBlock
-from edgekv.prefix_cache.held import HeldBlock
 
 
 class BlockPiece(Struct, frozen=True, eq=False):
@@ -31,7 +30,7 @@ class BlockPiece(Struct, frozen=True, eq=False):
     """ram, disk or remote."""
     read: Callable[[range], np.ndarray | None]
     """Waits for the block's rows of some layers: uint8 [bytes], read-only; None if they cannot be used."""
-    block: Block | HeldBlock | ComingBlock
+    block: KeptBlock | ComingBlock
 
     @property
     def coming(self) -> bool:
@@ -44,7 +43,7 @@ def pieces_up_to(pieces: Sequence[BlockPiece], n: int) -> tuple[BlockPiece, ...]
     return tuple(replace(piece, n=min(piece.n, n - piece.first)) for piece in pieces if piece.first < n)
 
 
-def _loading_s(block: Block | HeldBlock | ComingBlock) -> float:
+def _loading_s(block: KeptBlock | ComingBlock) -> float:
     """Seconds until a block is in memory, by the measured rate of its place."""
     return block.rate.takes_s(block.n_bytes) if isinstance(block, ComingBlock) and not block.fetched else 0.0
 
@@ -85,7 +84,7 @@ class KeptSnapshot(Struct, frozen=True, eq=False):
     position: int
     source: str
     """ram, disk or remote."""
-    block: Block | ComingBlock
+    block: KeptBlock | ComingBlock
 
     @property
     def link(self) -> Link:

@@ -9,8 +9,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from edgekv.common.enums import MissReason
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, snapshot_link
-from edgekv.prefix_cache.held import HeldBlock
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, KeptBlock, Link, Reading, ReadWith, child_link, snapshot_link
+from edgekv.prefix_cache.identity import SnapshotLayout
 from edgekv.prefix_cache.place import Child, Place, Tier
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import KeptSnapshot, Miss, PrefixHit
@@ -41,9 +41,7 @@ class Snapshots:
         if payload.dtype != np.uint8 or payload.ndim != 1:
             raise ValueError(f"a snapshot is uint8 [bytes], not {payload.dtype} {list(payload.shape)}")
         chain, tokens = self._chain(of, readings), of.tokens
-        state = payload.view()
-        state.flags.writeable = False
-        block = Block(chain[-1], tokens[len(tokens) - chain[-1].n :].copy(), state)
+        block = KeptBlock(chain[-1], tokens[len(tokens) - chain[-1].n :].copy(), SnapshotLayout(payload.nbytes), payload)
         with self._ram.lock:
             if block.link.key not in self._ram:
                 passed = self._pass(chain, tokens, of.root)
@@ -72,7 +70,6 @@ class Snapshots:
                 fits = (goes_on < first + link.n <= last and link.reading <= match.accepts and np.array_equal(its_tokens, tokens[first : first + link.n])
                         and link == snapshot_link(link.parent, link.reading, its_tokens, read_with.of(link.reading)))
                 if fits and (block := tier.open([link])[0]) is not None:
-                    assert not isinstance(block, HeldBlock), "rows alone lie in slots"
                     if tier is self._ram:
                         hit.holds.keys.append(link.key)
                     kept = KeptSnapshot(first + link.n, tier.name, block)

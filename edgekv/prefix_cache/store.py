@@ -9,9 +9,8 @@ import numpy as np
 from msgspec import structs
 
 from edgekv.common.units import size
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, HeldRows, KeptBlock, Link, Reading, ReadWith, child_link
 from edgekv.prefix_cache.coming import ComingBlock, InFlight
-from edgekv.prefix_cache.held import HeldBlock, HeldRows
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.place import Child, Outcome, Place, Tier, log
 from edgekv.prefix_cache.places import open_places, told, unreadable
@@ -90,20 +89,13 @@ class PrefixStore:
                 missed = Miss(unreadable(places), first)
                 break
             block, source = opened
-            pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, self._reads(block), block))
+            read = partial(block.read, flight=self.in_flight) if isinstance(block, ComingBlock) else block.read
+            pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, read, block))
         hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), holds, None, told(self.places, missed))
         if match.goes_on is not None:
             hit = self._snapshots.cut(hit, match, match.goes_on)
         self._let_stay(hit)
         return hit
-
-    def _reads(self, block: Block | HeldBlock | ComingBlock) -> Callable[[range], np.ndarray | None]:
-        if isinstance(block, ComingBlock):
-            return partial(block.read, flight=self.in_flight)
-        if isinstance(block, HeldBlock):
-            return block.read
-        starts, payload = self.identity.layout.layer_starts(block.link.n), block.payload
-        return lambda layers: payload[int(starts[layers.start]) : int(starts[layers.stop])]
 
     @property
     def has_far(self) -> bool:
@@ -148,17 +140,17 @@ class PrefixStore:
             for piece in hit.pieces[:n_loaded]:
                 counts[piece.source].hit_tokens += piece.n
 
-    def _take_in(self, block: Block | HeldBlock | ComingBlock, chain: set[bytes]) -> None:
+    def _take_in(self, block: KeptBlock | ComingBlock, chain: set[bytes]) -> None:
         """Keep blocks from below that are in memory, if RAM has room besides the chain. Call it with the lock held."""
         if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self.ram:
             return
         if self.settings.ram_bytes and self._make_room(block.n_bytes, chain, None):
-            self._put(block.block())
+            self._put(KeptBlock(block.link, block.tokens, block.layout, block.block().payload))
             self.ram.below.add(block.link.key)
 
-    def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | HeldBlock | ComingBlock, str] | None]:
+    def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[KeptBlock | ComingBlock, str] | None]:
         """The block of each step, and the tier that it came from; None if it is not needed or cannot be had. Blocks in RAM stay there."""
-        opened: list[tuple[Block | HeldBlock | ComingBlock, str] | None] = [None] * len(steps)
+        opened: list[tuple[KeptBlock | ComingBlock, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])
         needed = [i for i, end in enumerate(ends) if end > n_have]
         # From RAM; else from the place where the search found a block; if that fails, or evicted it meanwhile, from any other.
@@ -273,10 +265,13 @@ class PrefixStore:
                  if (known := read_with_these(child, read_with)) is not None]
         return min(found, key=lambda link: link.reading, default=None)
 
-    def _block(self, link: Link, tokens: np.ndarray, rows: np.ndarray | HeldRows, may_round: bool) -> Block | HeldBlock:
+    def _block(self, link: Link, tokens: np.ndarray, rows: np.ndarray | HeldRows, may_round: bool) -> KeptBlock:
+        layout, n_bytes = self.identity.layout, self.identity.layout.block_bytes(len(tokens))
         if isinstance(rows, np.ndarray):
-            return Block(link, tokens, self._checked(rows, len(tokens)), may_round)
-        one = weakref.ref(block := HeldBlock(link, tokens, rows, self.identity.layout, may_round))
+            if rows.dtype != np.uint8 or rows.shape != (n_bytes,):
+                raise ValueError(f"the rows of {len(tokens)} tokens are uint8 [{n_bytes}], not {rows.dtype} {list(rows.shape)}")
+            return KeptBlock(link, tokens, layout, rows, None, may_round)
+        one = weakref.ref(block := KeptBlock(link, tokens, layout, None, rows, may_round))
 
         def needed(until: float | None = None) -> None:
             if (block := one()) is not None:
@@ -285,20 +280,12 @@ class PrefixStore:
         rows.needed = needed
         return block
 
-    def _checked(self, payload: np.ndarray, n: int) -> np.ndarray:
-        expected = self.identity.layout.block_bytes(n)
-        if payload.dtype != np.uint8 or payload.shape != (expected,):
-            raise ValueError(f"the rows of {n} tokens are uint8 [{expected}], not {payload.dtype} {list(payload.shape)}")
-        rows = payload.view()
-        rows.flags.writeable = False
-        return rows
-
     # ---- RAM, with the lock held -----------------------------------------------------------------------------------------------------
 
     def _write(self, key: bytes, in_memory: bool) -> None:
         self.ram.write(key, None if in_memory else self._writers)
 
-    def _put(self, block: Block | HeldBlock, in_memory: bool = False) -> None:
+    def _put(self, block: KeptBlock, in_memory: bool = False) -> None:
         if expires := self.ram.put(block):
             for writer in () if in_memory else self._writers:
                 writer.pin(block.link.key, expires)

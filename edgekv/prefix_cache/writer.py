@@ -5,8 +5,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
-from edgekv.prefix_cache.blocks import Block, Link
-from edgekv.prefix_cache.held import HeldBlock
+from edgekv.prefix_cache.blocks import KeptBlock, Link
 from edgekv.prefix_cache.place import Outcome, Place, log
 
 RETRY_S = 0.5
@@ -28,7 +27,7 @@ MOST_CHAINS = 64
 class Writer:
     """`lock`: the store's. It guards all attributes, and is held when `block_of`, `written` and `pauses` are called. `pauses`: whether writes wait now."""
 
-    def __init__(self, place: Place, lock: threading.Condition, block_of: Callable[[bytes], Block | HeldBlock | None],
+    def __init__(self, place: Place, lock: threading.Condition, block_of: Callable[[bytes], KeptBlock | None],
                  written: Callable[[Link, Outcome], None], pauses: Callable[[], bool] = lambda: False):
         self.place = place
         self._lock, self._block_of, self._written, self._pauses = lock, block_of, written, pauses

@@ -5,7 +5,7 @@ import pytest
 from support.prefix_rows import BLOCK_BYTES, LAYOUT, conversation
 from support.stores import open_store, restore, save
 
-from edgekv.prefix_cache.blocks import Block, Reading, child_link
+from edgekv.prefix_cache.blocks import KeptBlock, Reading, child_link
 from edgekv.prefix_cache.coming import BlockReader, ComingBlock
 from edgekv.prefix_cache.format import Refused
 from edgekv.prefix_cache.place_rates import LEAST_SEEN_S, STALE_S, Rate
@@ -34,7 +34,7 @@ def pieces(*sources: float | str | None, clock: Clock | None = None) -> PrefixHi
     for i, source in enumerate(sources):
         tokens = conversation(256, i)
         link = child_link(b"x" * 16, Reading.EXACT, tokens)
-        block = Block(link, tokens, np.zeros(LAYOUT.block_bytes(256), np.uint8)) if source == "ram" else \
+        block = KeptBlock(link, tokens, LAYOUT, np.zeros(LAYOUT.block_bytes(256), np.uint8)) if source == "ram" else \
             ComingBlock(link, tokens, LAYOUT, lambda *_: True, rate(source, clock))
         found.append(BlockPiece(256 * i, 256, 0, 256, Reading.EXACT, "ram" if source == "ram" else "disk", lambda _: None, block))
     return PrefixHit(tuple(found))

@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.prefix_rows import BLOCK_BYTES, InSlot, check_rows, conversation, reachable, reader, state
 from support.stores import load_all, n_restored, open_store
 
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Reading, ReadWith
-from edgekv.prefix_cache.held import HeldBlock
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, KeptBlock, Reading, ReadWith
 from edgekv.prefix_cache.ram import Pins
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.search import Match
@@ -75,6 +74,8 @@ class Machine(RuleBasedStateMachine):
         self.matches: list[tuple[Match, int]] = []
         """Not loaded yet, with the number of inserts before."""
         self.hits: list[tuple[PrefixHit, Match]] = []
+        self.counted: set[object] = set()
+        """Blocks of hits that took RAM when they were loaded."""
         """Not given back yet, with what was asked."""
         self.slots: list[list[weakref.ref[InSlot]]] = []
         """The rows that an insert left in their cells, as long as anybody refers to them."""
@@ -196,6 +197,7 @@ class Machine(RuleBasedStateMachine):
             self.check(hit, match)
         else:
             self.hits.append((hit, match))
+            self.counted.update(piece.block for piece in hit.pieces if piece.block.payload is not None)
 
     def check(self, hit: PrefixHit, match: Match) -> None:
         asked, n_have = match.asked.tokens, match.n_have
@@ -295,7 +297,7 @@ class Machine(RuleBasedStateMachine):
         return max([0, *(len(one[0]) for one in self.snapshots if match.goes_on < len(one[0]) <= last
                          and np.array_equal(one[0], asked[: len(one[0])]) and one[1][-1] <= min(worst, accepted(one, match)))])
 
-    def in_ram(self) -> list[Block]:
+    def in_ram(self) -> list[KeptBlock]:
         return [block for link in self.store.ram.links() if (block := self.store.ram.get(link.key))]
 
     @invariant()
@@ -306,7 +308,7 @@ class Machine(RuleBasedStateMachine):
             there = self.in_ram()
             held = {piece.block for hit, _ in self.hits for piece in hit.pieces
                     if piece.block.payload is not None and piece.n_block == BLOCK_TOKENS
-                    and (not isinstance(piece.block, HeldBlock) or piece.block in there)}
+                    and piece.block in self.counted | set(there)}
             assert sum(block.n_bytes for block in held | set(there)) <= self.store.stats().ram.n_bytes <= self.store.most_ram_bytes
 
     @rule()

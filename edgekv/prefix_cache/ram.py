@@ -2,18 +2,21 @@
 
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from edgekv.prefix_cache.blocks import KeptBlock, Link, read_only
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, KeptBlock, Link, read_only
 from edgekv.prefix_cache.place import Child, covered_tails, log
-from edgekv.prefix_cache.results import StoreStats
+from edgekv.prefix_cache.results import Holds, StoreStats
 from edgekv.prefix_cache.writer import Writer
 
 T = TypeVar("T")
+
+N_NEWEST = 3
+"""Snapshots of a chain that do not make each other superfluous: a turn takes up to so many, and which one the next turn needs is not known."""
 
 
 class Ram:
@@ -101,6 +104,25 @@ class Ram:
             if key in self._blocks:
                 self._blocks.move_to_end(key)
 
+    def pass_over(self, chain: Sequence[Link], of: Conversation) -> list[Link]:
+        """Note the snapshots of a conversation's chain that N_NEWEST others follow, counting the new one at its end: they are the least useful. Returns
+        those that were not noted before."""
+        on_chain: dict[int, list[Link]] = defaultdict(list)
+        for i, parent in enumerate([of.root, *(link.key for link in chain[:-1])]):
+            first = i * BLOCK_TOKENS
+            for one in self.following(parent, snapshots=True):
+                if first + one.link.n < len(of.tokens) and np.array_equal(one.tokens, of.tokens[first : first + one.link.n]):
+                    on_chain[first + one.link.n].append(one.link)
+        passed = [link for position in sorted(on_chain, reverse=True)[N_NEWEST - 1 :] for link in on_chain[position] if link.key not in self.passed]
+        self.passed.update(link.key for link in passed)
+        return passed
+
+    def loose_snapshots(self) -> list[bytes]:
+        """Keys of those whose last tokens no block has."""
+        snapshots = [block for block in self._blocks.values() if block.link.snapshot and block.link.n]
+        return [one.link.key for one in snapshots
+                if not any(np.array_equal(child.tokens[: one.link.n], one.tokens) for child in self.following(one.link.parent))]
+
     def pinned_like(self, link: Link, tokens: np.ndarray) -> bytes:
         """A block beside this one that begins with these tokens, is read as well, and is pinned already; else this one. So many prompts with a common
         beginning that stays pin it once."""
@@ -124,6 +146,15 @@ class Ram:
             found = [self._serving(link) for link in links]
             self.in_use.update(block.link.key for block in found if block is not None)
             return found
+
+    def let_go(self, holds: Holds) -> None:
+        """They are no longer in use, and their room is free."""
+        self.n_bytes -= holds.n_bytes
+        self.in_use.subtract(holds.keys)
+        for key in holds.keys:
+            if not self.in_use[key]:
+                del self.in_use[key]
+        holds.keys, holds.n_bytes = [], 0
 
     def _serving(self, link: Link) -> KeptBlock | None:
         block = self._blocks.get(link.key)

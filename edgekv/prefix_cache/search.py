@@ -7,9 +7,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edgekv.common.enums import MissReason
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Link, Reading, ReadWith, child_link, n_common
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Link, Reading, ReadWith, child_link, n_common, snapshot_link
 from edgekv.prefix_cache.place import Child, Place, Tier
-from edgekv.prefix_cache.results import Miss, NearMiss
+from edgekv.prefix_cache.results import KeptSnapshot, Miss, NearMiss, PrefixHit, pieces_up_to
 
 AHEAD = 512
 """Blocks of a chain that a far tier is asked for at once."""
@@ -181,3 +181,54 @@ def goes_on_alike(stored: np.ndarray, asked: np.ndarray, shift: int = 16, n: int
     """Whether both have the same `n` tokens again, at most `shift` tokens after the first."""
     runs = {stored[i : i + n].tobytes() for i in range(1, shift + 1) if len(stored) >= i + n}
     return any(asked[i : i + n].tobytes() in runs for i in range(1, shift + 1) if len(asked) >= i + n)
+
+
+# ---- snapshots: where a hit ends --------------------------------------------------------------------------------------------------
+
+def up_to_snapshot(hit: PrefixHit, match: Match, goes_on: int, ram: Tier) -> PrefixHit:
+    """The hit up to the furthest snapshot that lies after `goes_on` tokens, before the last token, and not after the rows."""
+    tokens, root, read_with, n_have = *match.asked[:3], match.n_have
+    last = min(len(tokens) - 1, max(hit.end, n_have))
+    parents = _parents_of_snapshots(hit.chain, tokens[:last], root, n_have, read_with)
+    tiers: list[Tier] = [ram, *(place for place in match.places if place.working)]
+    found: dict[tuple[str, bytes], list[Child]] = {}
+    for i in range(len(parents) - 1, goes_on // BLOCK_TOKENS - 1, -1):
+        first = i * BLOCK_TOKENS
+        for tier, (link, its_tokens) in sorted(_snapshots_below(parents, i, tiers, found), key=lambda one: (-one[1].link.n, one[1].link.reading)):
+            fits = (goes_on < first + link.n <= last and link.reading <= match.accepts and np.array_equal(its_tokens, tokens[first : first + link.n])
+                    and link == snapshot_link(link.parent, link.reading, its_tokens, read_with.of(link.reading)))
+            if fits and (block := tier.open([link])[0]) is not None:
+                if tier is ram:
+                    hit.holds.keys.append(link.key)
+                kept = KeptSnapshot(first + link.n, tier.name, block)
+                missed = _without(hit.missed, kept.position, last, len(tokens))
+                return replace(hit, pieces=pieces_up_to(hit.pieces, kept.position), snapshot=kept, missed=missed)
+    return replace(hit, pieces=(), missed=_without(hit.missed, goes_on, last, len(tokens)))
+
+
+def _snapshots_below(parents: Sequence[bytes], i: int, tiers: Sequence[Tier], found: dict[tuple[str, bytes], list[Child]]) -> list[tuple[Tier, Child]]:
+    """The snapshots of the i-th parent, by tier. A far one is asked for several parents at once; `found` keeps answers."""
+    for tier in tiers:
+        if (tier.name, parents[i]) not in found:
+            asked = parents[max(0, i + 1 - AHEAD) if tier.far else i : i + 1]
+            found.update(((tier.name, parent), children) for parent, children in zip(asked, tier.children(asked, snapshots=True)))
+    return [(tier, child) for tier in tiers for child in found.get((tier.name, parents[i]), [])]
+
+
+def _parents_of_snapshots(chain: Sequence[Link], tokens: np.ndarray, root: bytes, n_have: int, read_with: ReadWith) -> list[bytes]:
+    """The root, and the keys of the whole blocks of `tokens`: those that were found, then those of rows that are in place."""
+    parents, reading = [root], Reading.EXACT
+    for i in range(len(tokens) // BLOCK_TOKENS):
+        part = tokens[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS]
+        reading = chain[i].reading if i < len(chain) else reading
+        link = child_link(parents[-1], reading, part, read_with.of(reading))
+        if (i + 1) * BLOCK_TOKENS > n_have and (i >= len(chain) or chain[i].key != link.key):  # the found block goes on otherwise
+            break
+        parents.append(link.key)
+    return parents
+
+
+def _without(missed: Miss | None, reaches: int, n_rows: int, n: int) -> Miss | None:
+    """The miss of a hit that reaches so many of n tokens, with rows of n_rows: the larger part of the others names the reason."""
+    lacks = reaches < n_rows and (missed is None or missed.reason is MissReason.COLD and n_rows - reaches > n - n_rows)
+    return Miss(MissReason.NO_CHECKPOINT, reaches) if lacks else missed

@@ -9,16 +9,15 @@ import numpy as np
 from msgspec import structs
 
 from edgekv.common.units import size
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, HeldRows, KeptBlock, Link, Reading, ReadWith, child_link
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, HeldRows, KeptBlock, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.prefix_cache.coming import ComingBlock, InFlight
-from edgekv.prefix_cache.identity import ModelIdentity
+from edgekv.prefix_cache.identity import ModelIdentity, SnapshotLayout
 from edgekv.prefix_cache.place import Child, Outcome, Place, Tier, log
 from edgekv.prefix_cache.places import open_places, told, unreadable
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import BlockPiece, Holds, KeptSnapshot, Miss, PlaceStats, PrefixHit, Saved, StoreStats
-from edgekv.prefix_cache.search import ChainStep, Match, Search, read_with_these
+from edgekv.prefix_cache.search import ChainStep, Match, Search, read_with_these, up_to_snapshot
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.prefix_cache.snapshots import Snapshots
 from edgekv.prefix_cache.writer import Writer
 
 MOST_WAIT_S = 0.2
@@ -49,7 +48,6 @@ class PrefixStore:
         """Rows on their way into sequences."""
         self._writers = [Writer(place, self._lock, self.ram.to_write, self._written, lambda: not self.ram.hurried and answering())
                          for place in self.places]
-        self._snapshots = Snapshots(self.ram, self.places, self._writers, self._blocks, self._make_room, self._write)
         with self._lock:
             self.ram.writers += self._writers
         self._stats, self._closed = StoreStats(), False
@@ -93,7 +91,7 @@ class PrefixStore:
             pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, read, block))
         hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), holds, None, told(self.places, missed))
         if match.goes_on is not None:
-            hit = self._snapshots.cut(hit, match, match.goes_on)
+            hit = up_to_snapshot(hit, match, match.goes_on, self.ram)
         self._let_stay(hit)
         return hit
 
@@ -125,7 +123,7 @@ class PrefixStore:
         were to stay in RAM do, and the chain counts as the most recently used one everywhere. From any thread."""
         keys = {link.key for link in hit.chain}
         with self._lock:
-            self._let_go(hit.holds)
+            self.ram.let_go(hit.holds)
             if n_loaded is None:
                 return
             for piece in hit.pieces[:n_loaded]:
@@ -177,15 +175,6 @@ class PrefixStore:
                     self.ram.n_bytes += block.n_bytes
                     hit.holds.n_bytes += block.n_bytes
 
-    def _let_go(self, holds: Holds) -> None:
-        """With the lock held."""
-        self.ram.n_bytes -= holds.n_bytes
-        self.ram.in_use.subtract(holds.keys)
-        for key in holds.keys:
-            if not self.ram.in_use[key]:
-                del self.ram.in_use[key]
-        holds.keys, holds.n_bytes = [], 0
-
     # ---- inserting -------------------------------------------------------------------------------------------------------------------
 
     def insert(self, of: Conversation, readings: np.ndarray, rows: Callable[[int, int], np.ndarray | HeldRows], rounded: np.ndarray | None = None) -> Saved:
@@ -232,11 +221,48 @@ class PrefixStore:
         to the store; the others as in `insert`, which keeps the rows, before this or afterwards."""
         if self._closed or not (self.settings.ram_bytes if of.in_memory else self.most_ram_bytes):
             return False
-        return self._snapshots.insert(self._complete(of), readings, payload)
+        if payload.dtype != np.uint8 or payload.ndim != 1:
+            raise ValueError(f"a snapshot is uint8 [bytes], not {payload.dtype} {list(payload.shape)}")
+        of = self._complete(of)
+        chain = self._chain(of, readings)
+        link = chain[-1]
+        block = KeptBlock(link, of.tokens[len(of.tokens) - link.n :].copy(), SnapshotLayout(payload.nbytes), payload)
+        with self._lock:
+            if link.key not in self.ram:
+                passed = self.ram.pass_over(chain, of)
+                if not self._make_room(block.n_bytes, {one.key for one in chain}, None):
+                    return False
+                self.ram.put(block)
+                self._write(link.key, of.in_memory)
+                for writer in self._writers:
+                    writer.pass_over(passed)
+            elif not of.in_memory and link.key in self.ram.alone:
+                self._write(link.key, False)
+            self.ram.passed.discard(link.key)
+            self.ram.touch(one.key for one in chain)
+        return True
 
     def has_snapshot(self, of: Conversation, readings: np.ndarray) -> bool:
-        """Whether `insert_snapshot` of these has nothing to do."""
-        return not self._closed and self._snapshots.has(self._complete(of), readings)
+        """Whether RAM or a near place has it, so that `insert_snapshot` of these has nothing to do."""
+        if self._closed:
+            return False
+        link = self._chain(self._complete(of), readings)[-1]
+        with self._lock:
+            in_ram = link.key in self.ram and link.key not in self.ram.alone
+        return in_ram or any(place.have([link])[0] for place in self._near_places())
+
+    def _chain(self, of: Conversation, readings: np.ndarray) -> list[Link]:
+        """The links of the whole blocks before a snapshot, as an insert of their rows gives them, and its own."""
+        tokens = of.tokens
+        if len(tokens) != len(readings) or not len(tokens):
+            raise ValueError(f"a snapshot follows one token or more, and {len(tokens)} tokens have {len(readings)} readings")
+        labels = np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
+        n_whole, worst = len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS, Reading(labels[-1])
+        chain = [link for _, link, _, _ in self._blocks(of._replace(tokens=tokens[:n_whole]), labels)]
+        return [*chain, snapshot_link(chain[-1].key if chain else of.root, worst, tokens[n_whole:], of.read_with.of(worst))]
+
+    def _near_places(self) -> list[Place]:
+        return [place for place in self.places if not place.far and place.working]
 
     def _blocks(self, of: Conversation, labels: np.ndarray, rounded: np.ndarray | None = None) -> Iterator[tuple[np.ndarray, Link, bool, bool]]:
         """Each block of a conversation: its tokens, its link, whether a tier has it, and whether places may round it. `labels`: readings that never fall."""
@@ -254,7 +280,7 @@ class PrefixStore:
         """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings. Rounded copies count where these
         rows are to be rounded, or may have been."""
         rounded = may_round or Reading.ROUNDED in readings
-        near: list[Tier] = [self.ram, *(place for place in self.places if not place.far and place.working)]
+        near: list[Tier] = [self.ram, *self._near_places()]
         if len(part) == BLOCK_TOKENS:
             links = [child_link(parent, Reading(reading), part, read_with.of(Reading(reading)), rounded) for reading in readings]
             had = [tier.have(links) for tier in near]
@@ -315,7 +341,7 @@ class PrefixStore:
                 pending += [child.link.key for snapshots in (False, True) for child in self.ram.following(key, snapshots)]
                 if key in self.ram:
                     self.ram.remove(key)
-            for key in self._snapshots.without_rows():
+            for key in self.ram.loose_snapshots():
                 self.ram.remove(key)
         self.flush(MOST_FLUSH_S)
 

@@ -34,7 +34,7 @@ PYTHON = [
     Fault("worse-of-two-chains", "store: ram", STORE + "search.py", "child.link.label < best[-1].link.label", "child.link.label > best[-1].link.label"),
     Fault("worse-of-two-tails", "store: ram", STORE + "search.py", "if n > n_best or", "if n >= n_best or"),
     Fault("worse-of-two-whole-chains", "store: ram", STORE + "search.py", "sorted(longer, key=lambda path: path[-1].link.reading)", "longer"),
-    Fault("nearest-snapshot-not-taken", "store: snapshots", STORE + "snapshots.py", "key=lambda one: (-one[1].link.n,", "key=lambda one: (one[1].link.n,"),
+    Fault("nearest-snapshot-not-taken", "store: snapshots", STORE + "search.py", "key=lambda one: (-one[1].link.n,", "key=lambda one: (one[1].link.n,"),
     Fault("rows-behind-a-gap", "store: folder", STORE + "store.py", "missed = Miss(unreadable(places), first)\n                break",
           "missed = Miss(unreadable(places), first)\n                continue"),
     Fault("pin-ends-early", "store: pins", STORE + "ram.py", "max(expires, self._until.get(key, 0.0))", "expires"),

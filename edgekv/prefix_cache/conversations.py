@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from edgekv.common import json_file
-from edgekv.common.errors import EdgeKVError
-from edgekv.prefix_cache.files import BlockFile, remove_file, scan
+from edgekv.prefix_cache.files import BlockFile, listed, remove_files, removing
 from edgekv.prefix_cache.named import pinned_paths, read_pins, snapshots_on
 
 _NAME = re.compile(r"[0-9a-z]{1,64}")
@@ -46,25 +45,20 @@ def blocks_alone(folder: Path, name: str) -> set[bytes]:
 def forget(folder: Path, name: str) -> int:
     """Remove the blocks that the conversation has and no other one, with all that goes on from them; what is pinned stays. Bytes removed.
     Raises EdgeKVError."""
-    try:
-        files = list(scan(folder))
-        doomed = {file.link.key for file in _with_followers(blocks_alone(folder, name), files)}
-        doomed |= {file.link.key for file in snapshots_on((file for file in files if file.link.key in doomed), files)}
-        pinned = pinned_paths(read_pins(folder), files)
-        n_bytes = sum(file.n_bytes for file in files if file.link.key in doomed and file.path not in pinned and remove_file(file.path))
+    files = listed(folder)
+    doomed = _with_followers(blocks_alone(folder, name), files)
+    pinned = pinned_paths(read_pins(folder), files)
+    n_bytes = remove_files(file for file in (*doomed, *snapshots_on(doomed, files)) if file.path not in pinned)
+    with removing():
         _path(folder, name).unlink(missing_ok=True)
-    except OSError as error:
-        raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
     return n_bytes
 
 
 def forget_all(folder: Path) -> None:
     """Forget the blocks of every conversation, because the folder has none left. Raises EdgeKVError."""
-    try:
+    with removing():
         for path in (folder / "conversations").glob(f"*{_ENDING}"):
             path.unlink(missing_ok=True)
-    except OSError as error:
-        raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
 
 
 def _with_followers(keys: set[bytes], files: list[BlockFile]) -> list[BlockFile]:

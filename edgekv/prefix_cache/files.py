@@ -8,12 +8,13 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 
 from msgspec import Struct
 
+from edgekv.common.errors import EdgeKVError
 from edgekv.prefix_cache.blocks import KEY_BYTES, Link, Reading
 from edgekv.prefix_cache.format import BlockHeader, Refused, decode_header, header_bytes
 
@@ -89,6 +90,14 @@ def scan(folder: Path) -> Iterator[BlockFile]:
                 yield BlockFile(Path(entry.path), root, link, found.st_size, found.st_mtime_ns)
 
 
+def listed(folder: Path) -> list[BlockFile]:
+    """`scan`. Raises EdgeKVError where the folder cannot be read."""
+    try:
+        return list(scan(folder))
+    except OSError as error:
+        raise EdgeKVError(f"the folder {folder} cannot be read: {error.strerror}") from None
+
+
 def read_header(path: Path) -> BlockHeader:
     """Raises Refused, OSError."""
     with open_file(path) as file:
@@ -111,6 +120,21 @@ def remove_file(path: Path) -> bool:
         path.parent.rmdir()
         path.parent.parent.rmdir()
     return True
+
+
+def remove_files(files: Iterable[BlockFile]) -> int:
+    """Remove files in their order; bytes of those that were there. Raises EdgeKVError."""
+    with removing():
+        return sum(file.n_bytes for file in files if remove_file(file.path))
+
+
+@contextlib.contextmanager
+def removing() -> Iterator[None]:
+    """What cannot be removed raises EdgeKVError."""
+    try:
+        yield
+    except OSError as error:
+        raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
 
 
 def remove_temporaries(folder: Path) -> int:

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from edgekv.common.errors import EdgeKVError
 from edgekv.prefix_cache.blocks import Link, Reading
-from edgekv.prefix_cache.files import links_below, path_of, remove_file
-from edgekv.prefix_cache.named import ID_DIGITS, Pin, read_pins
+from edgekv.prefix_cache.files import links_below, listed, path_of, remove_files
+from edgekv.prefix_cache.named import ID_DIGITS, Pin, read_pins, snapshots_on
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -82,12 +82,11 @@ class Kept:
         links = self._of_these_alone(doomed)
         for link in links:
             self._store.unpin(link.key)
-        self._store.evict({link.key for link in links})  # no write of them is under way behind this
-        try:
-            for link in reversed(links):
-                self._remove_file(link)
-        except OSError as error:
-            raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
+        order = {link.key: i for i, link in enumerate(links)}
+        self._store.evict(set(order))  # no write of them is under way behind this
+        files = [file for file in listed(self._folder) if file.root == self._root] if self._folder is not None else []
+        gone = sorted((file for file in files if file.link.key in order), key=lambda file: -order[file.link.key])
+        remove_files([*gone, *snapshots_on(gone, files)])
         return sum(self._store.identity.layout.block_bytes(link.n) for link in links)
 
     def _of_these_alone(self, prompts: list[KeptPrompt]) -> list[Link]:
@@ -95,15 +94,6 @@ class Kept:
         leaves = {prompt.leaf for prompt in prompts}
         others = {link.key for prompt in self.prompts() if prompt.leaf not in leaves for link in prompt.links}
         return list({link.key: link for prompt in prompts for link in prompt.links if link.key not in others}.values())
-
-    def _remove_file(self, link: Link) -> None:
-        if self._folder is None:
-            return
-        for parent in (link.key, link.parent):
-            for one in links_below(self._folder, self._root, parent):
-                if one.snapshot:
-                    remove_file(path_of(self._folder, self._root, one))
-        remove_file(path_of(self._folder, self._root, link))
 
     def _below(self, parent: bytes) -> dict[bytes, Link]:
         with self._store.ram.lock:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from edgekv.common.errors import EdgeKVError
 from edgekv.prefix_cache.blocks import Reading
 from edgekv.prefix_cache.coming import open_block
-from edgekv.prefix_cache.files import BlockFile, read_header, remove_file, scan
+from edgekv.prefix_cache.files import BlockFile, listed, read_header, remove_files
 from edgekv.prefix_cache.format import Refused
 from edgekv.prefix_cache.identity import begins_chain
 from edgekv.prefix_cache.named import ID_DIGITS, Pin, chain_to, find_id, read_pins, snapshots_on
@@ -83,7 +83,7 @@ class Checked(Struct, frozen=True):
 
 def list_chains(folder: Path) -> list[Chain]:
     """Every conversation in a folder, the one that was used last first. Raises EdgeKVError if the folder cannot be read."""
-    files, pins = _scan(folder), read_pins(folder)
+    files, pins = listed(folder), read_pins(folder)
     names: dict[bytes, str] = {}
     found: list[tuple[BlockFile, list[BlockFile]]] = []
     uses: Counter[Path] = Counter()
@@ -121,30 +121,21 @@ def remove_chains(doomed: Iterable[Chain], chains: Iterable[Chain]) -> int:
     Raises EdgeKVError."""
     doomed = list(doomed)
     leaves = {chain.leaf.path for chain in doomed}
-    kept = {file.path for chain in chains if chain.leaf.path not in leaves for file in chain.files}
-    files = {file.path: file for chain in doomed for file in reversed(chain.files) if file.path not in kept}
-    files |= {copy.path: copy for chain in doomed for copy in chain.copies if copy.path.with_suffix(".kv") in files}
-    files |= {file.path: file for chain in doomed for file in snapshots_on(files.values(), chain.snapshots)}
-    try:
-        return sum(file.n_bytes for file in files.values() if remove_file(file.path))
-    except OSError as error:
-        raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
+    kept = {file.path.stem for chain in chains if chain.leaf.path not in leaves for file in chain.files}
+    files = [file for chain in doomed for file in (*reversed(chain.files), *chain.copies) if file.path.stem not in kept]
+    return remove_files([*files, *snapshots_on(files, (file for chain in doomed for file in chain.snapshots))])
 
 
 def remove_loose_snapshots(folder: Path) -> int:
     """Remove the snapshots that are behind no stored block; bytes removed. Raises EdgeKVError."""
-    files = _scan(folder)
-    blocks = [file for file in files if not file.link.snapshot]
-    of_some = {file.path for file in snapshots_on(blocks, files)}
-    try:
-        return sum(file.n_bytes for file in files if file.link.snapshot and file.path not in of_some and remove_file(file.path))
-    except OSError as error:
-        raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
+    files = listed(folder)
+    of_some = {file.path for file in snapshots_on((file for file in files if not file.link.snapshot), files)}
+    return remove_files(file for file in files if file.link.snapshot and file.path not in of_some)
 
 
 def check_files(folder: Path) -> Iterator[tuple[int, int, Checked]]:
     """Read and verify every block and snapshot. Yields the number done, the number of all, and the last one. Raises EdgeKVError."""
-    files = _scan(folder)
+    files = listed(folder)
     for i, file in enumerate(files, 1):
         refused = None
         try:
@@ -173,10 +164,3 @@ def _name(file: BlockFile) -> str | None:
     with contextlib.suppress(OSError, Refused):
         return read_header(file.path).name
     return None
-
-
-def _scan(folder: Path) -> list[BlockFile]:
-    try:
-        return list(scan(folder))
-    except OSError as error:
-        raise EdgeKVError(f"the folder {folder} cannot be read: {error.strerror}") from None

@@ -18,6 +18,7 @@ from edgekv.prefix_cache.files import scan
 from edgekv.prefix_cache.folder import FolderPlace
 from edgekv.prefix_cache.format import Refused, decode_header, encode
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout, fingerprint
+from edgekv.prefix_cache.kept_prompts import Kept
 from edgekv.prefix_cache.listing import check_files, list_chains, remove_chains
 from edgekv.prefix_cache.place import Outcome
 from edgekv.prefix_cache.place_rates import LEAST_SEEN_S, SLOW_RATE, Rate, rounds
@@ -228,6 +229,17 @@ def test_rows_as_they_were_read_replace_rounded_ones(tmp_path):
     assert (chain.reading, chain.n_tokens, len(chain.copies)) == (Reading.EXACT, 300, 2)
     remove_chains([chain], [chain])
     assert not endings(tmp_path)
+
+
+def test_a_client_removes_both_copies(tmp_path):
+    tokens = conversation(300)
+    save(open_store(tmp_path), tokens)
+    store = open_store(tmp_path)
+    save(store, tokens, may_round=False)
+    kept = Kept(store, [WHO.root_key()])
+    assert len(endings(tmp_path)) == 4 and kept.remove(kept.prompts()) == 300 * LAYOUT.token_bytes()
+    assert not endings(tmp_path) and not kept.prompts()
+    store.close()
 
 
 def test_what_was_rounded_is_not_rounded_again(tmp_path):

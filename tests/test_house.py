@@ -34,7 +34,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_226,
     "edgekv/proof": 959,
     "edgekv/runtime": 1_727,
-    "edgekv/server": 5_727,
+    "edgekv/server": 5_722,
     "edgekv/tiering": 1_490,
     "findings": 1_470,
     "models": 2_285,

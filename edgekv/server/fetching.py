@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 from edgekv.prefix_cache.blocks import Conversation
 from edgekv.prefix_cache.results import PrefixHit
@@ -29,43 +30,37 @@ class Fetch:
         """`worth` gives the number of pieces that load faster than they are computed. Raises RuntimeError if no thread can be started."""
         self.asked = asked
         self._store, self._look_up, self._worth = store, look_up, worth
-        self._hit = PrefixHit()
-        self._lock, self._done = threading.Lock(), threading.Event()
-        self._abandoned = False
+        self._found: Future[PrefixHit] = Future()
+        self._left = False
         self._thread = threading.Thread(target=self._run, name="edgekv-fetch", daemon=True)
         self._thread.start()
 
     def ready(self, alone: bool) -> bool:
         """Whether the result is ready. alone: no slot is being answered, so the call may wait a moment."""
-        return self._done.wait(POLL_S if alone else 0)
+        return bool(wait([self._found], POLL_S if alone else 0).done)
 
     def take(self) -> PrefixHit:
         """The found rows that could be read."""
-        self._done.wait()
-        return self._hit
+        return self._found.result()
 
     def leave(self) -> None:
         """Give the result up, once at most."""
-        with self._lock:
-            done, self._abandoned = self._done.is_set() and not self._abandoned, True
-        if done:
-            self._store.release(self._hit)
+        if not self._left:
+            self._left = True
+            self._found.add_done_callback(lambda found: self._store.release(found.result()))
 
     def join(self) -> None:
         self._thread.join()
 
     def _run(self) -> None:
+        hit = PrefixHit()
         try:
-            if not self._abandoned:
-                self._hit = self._look_up()
-                self._hit = self._store.fetch(self._hit, lambda: 0 if self._abandoned else self._worth(self._hit))
+            if not self._left:
+                hit = self._look_up()
+                hit = self._store.fetch(hit, lambda: 0 if self._left else self._worth(hit))
         except Exception:
             log.exception("kept prefixes could not be looked up")
-        with self._lock:
-            self._done.set()
-            abandoned = self._abandoned
-        if abandoned:
-            self._store.release(self._hit)
+        self._found.set_result(hit)
 
 
 class Expected:

@@ -134,9 +134,9 @@ def _recall(text: str) -> RecallSettings:
 
 def parse_address(text: str) -> str:
     """The address of a shared server. Raises ConfigError."""
-    from edgekv.prefix_cache.places import shared_scheme
+    from edgekv.prefix_cache.settings import check_shared
 
-    shared_scheme(text)
+    check_shared(text)
     return text
 
 

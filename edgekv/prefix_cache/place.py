@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import Block, KeptBlock, Link, child_link
 from edgekv.prefix_cache.coming import ComingBlock
 from edgekv.prefix_cache.results import PlaceStats
@@ -94,6 +95,11 @@ def covered_tails(children: Iterable[Child], block: Block | KeptBlock, rounded: 
             if (child.link.rounded or not rounded) and child.link.n < block.link.n and np.array_equal(child.tokens, block.tokens[: child.link.n])
             and (child.link.reading > block.link.reading
                  or child.link == child_link(block.link.parent, block.link.reading, child.tokens, block.link.read_with))]
+
+
+def unreadable(places: Iterable[Place]) -> MissReason:
+    """Why rows cannot be read: they are damaged, or a place cannot be used now."""
+    return MissReason.DAMAGED if all(place.working for place in places) else MissReason.TIER_DOWN
 
 
 class Outage:

@@ -2,11 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from edgekv.common.enums import CacheCodec
+from edgekv.common.errors import ConfigError
 from edgekv.common.units import GIB
+
+if TYPE_CHECKING:
+    from edgekv.prefix_cache.identity import ModelIdentity
+    from edgekv.prefix_cache.place import Place
+
+SHARED = ("redis", "rediss")
+"""The schemes of places that several machines share. Their `name` is remote."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,29 @@ class RecallSettings(Struct, frozen=True):
 
     folder: Path | None = None
     """None: RAM alone."""
+
+
+def check_shared(url: str) -> None:
+    """Raises ConfigError if there is no shared place of this address's scheme."""
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in SHARED:
+        raise ConfigError(f"the shared cache's address {url.split('@')[-1]!r} must begin with {' or '.join(f'{known}://' for known in SHARED)}, "
+                          "such as redis://HOST:PORT/DB")
+
+
+def open_places(identity: "ModelIdentity", settings: StoreSettings) -> "list[Place]":
+    """The fastest first. A place that cannot be used now is there all the same, and tried again. Raises ConfigError for a bad address."""
+    places: list[Place] = []
+    if settings.folder is not None:
+        from edgekv.prefix_cache.folder import FolderPlace
+
+        places.append(FolderPlace(identity, settings.folder, settings.folder_bytes, settings.folder_ttl_s, settings.codec))
+    if settings.url is not None:
+        from edgekv.prefix_cache.remote import RedisPlace
+
+        check_shared(settings.url)
+        places.append(RedisPlace(identity, settings.url, settings.url_ttl_s, settings.url_timeout_s, codec=settings.codec))
+    return places
 
 
 def default_folder() -> Path:

@@ -8,16 +8,16 @@ from functools import partial
 import numpy as np
 from msgspec import structs
 
+from edgekv.common.enums import MissReason
 from edgekv.common.units import size
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, HeldRows, KeptBlock, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.prefix_cache.coming import ComingBlock, InFlight
 from edgekv.prefix_cache.identity import ModelIdentity, SnapshotLayout
-from edgekv.prefix_cache.place import Child, Outcome, Place, Tier, log
-from edgekv.prefix_cache.places import open_places, told, unreadable
+from edgekv.prefix_cache.place import Child, Outcome, Place, Tier, log, unreadable
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import BlockPiece, Holds, KeptSnapshot, Miss, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.prefix_cache.search import ChainStep, Match, Search, read_with_these, up_to_snapshot
-from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.prefix_cache.settings import StoreSettings, open_places
 from edgekv.prefix_cache.writer import Writer
 
 MOST_WAIT_S = 0.2
@@ -89,7 +89,9 @@ class PrefixStore:
             block, source = opened
             read = partial(block.read, flight=self.in_flight) if isinstance(block, ComingBlock) else block.read
             pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, read, block))
-        hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), holds, None, told(self.places, missed))
+        if missed is not None and missed.reason is MissReason.COLD and unreadable(self.places) is MissReason.TIER_DOWN:
+            missed = Miss(MissReason.TIER_DOWN, missed.at)
+        hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), holds, None, missed)
         if match.goes_on is not None:
             hit = up_to_snapshot(hit, match, match.goes_on, self.ram)
         self._let_stay(hit)

@@ -24,7 +24,7 @@ from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading
 from edgekv.prefix_cache.coming import layer_groups
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.kept_prompts import Kept
-from edgekv.prefix_cache.places import unreadable
+from edgekv.prefix_cache.place import unreadable
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import BlockPiece, KeptSnapshot, Miss, PrefixHit, pieces_up_to
 from edgekv.prefix_cache.settings import StoreSettings

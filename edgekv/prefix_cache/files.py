@@ -24,6 +24,7 @@ _NAME = re.compile(rf"({_HEX})-([0-9])-([0-9]{{1,3}})\.(kv|kvr|snap)")
 _FOLDER = re.compile(_HEX)
 _FIRST_READ = 8192
 """Most headers are shorter."""
+_MOST_ATTEMPTS = 9
 _OF_ONE_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE}
 
 
@@ -108,6 +109,54 @@ def first_bytes(file: FileIO) -> bytes:
     """A file's header, as far as it goes, and maybe more. Raises Refused, OSError."""
     data = file.read(_FIRST_READ)
     return data + file.read(max(0, header_bytes(data) - len(data)))
+
+
+def write_file(path: Path, header: bytes, payload: memoryview, used_ns: int) -> None:
+    """Write a file, and try again: other processes remove empty folders, and temporaries that look abandoned, while this one is about to write; and a
+    name may be taken. Raises OSError."""
+    for _ in range(_MOST_ATTEMPTS - 1):
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            _write_once(path, header, payload, used_ns)
+            return
+    _write_once(path, header, payload, used_ns)
+
+
+def _write_once(path: Path, header: bytes, payload: memoryview, used_ns: int) -> None:
+    """Write everything to disk under another name, then rename it."""
+    made = not path.parent.is_dir()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / temporary_name()
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for data in (memoryview(header), payload):
+            at = 0
+            while at < len(data):
+                at += os.write(descriptor, data[at:])
+        os.utime(descriptor, ns=(used_ns, used_ns))
+        os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    _sync_folder(path.parent)
+    if made:
+        _sync_folder(path.parent.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:  # it was evicted again already
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_file(path: Path) -> bool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import threading
 import time
@@ -18,7 +17,7 @@ from edgekv.common.enums import CacheCodec
 from edgekv.prefix_cache.blocks import Block, Link
 from edgekv.prefix_cache.bound import FolderBound
 from edgekv.prefix_cache.coming import ComingBlock, open_block
-from edgekv.prefix_cache.files import links_below, of_one_file, path_of, read_header, remove_file, remove_temporaries, temporary_name
+from edgekv.prefix_cache.files import links_below, of_one_file, path_of, read_header, remove_file, remove_temporaries, write_file
 from edgekv.prefix_cache.format import Refused, encode
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.named import Pin, asked_name, extend_pin, read_pins, remove_pin
@@ -36,8 +35,6 @@ N_READERS = 2
 
 REMEMBERED = 4096
 """Blocks whose tokens are kept in memory, so that their files need not be opened to be compared."""
-
-MOST_ATTEMPTS = 9
 
 
 class FolderPlace:
@@ -250,7 +247,7 @@ class FolderPlace:
                 if not self._bound.make_room(copy, n_bytes, lambda link: link.key in self._latest):
                     self._say_full()
                     return Outcome.DECLINED
-                self._write_anyhow(path, header, payload, self._used_ns(copy))
+                write_file(path, header, payload, self._used_ns(copy))
                 self._bound.added(n_bytes)
                 self.stats.n_written += 1
                 self.stats.n_written_bytes += n_bytes
@@ -287,39 +284,6 @@ class FolderPlace:
         """Whether a file in the block's place, or in its folder's, may not be written over by this user."""
         return os.path.lexists(path) or (os.path.lexists(path.parent) and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)))
 
-    def _write_anyhow(self, path: Path, header: bytes, payload: memoryview, used_ns: int) -> None:
-        """Write, and try again: other processes remove empty folders, and temporaries that look abandoned, while this one is about to write; and a
-        name may be taken."""
-        for _ in range(MOST_ATTEMPTS - 1):
-            with contextlib.suppress(FileNotFoundError, FileExistsError):
-                self._write_file(path, header, payload, used_ns)
-                return
-        self._write_file(path, header, payload, used_ns)
-
-    def _write_file(self, path: Path, header: bytes, payload: memoryview, used_ns: int) -> None:
-        """Write everything to disk under another name, then rename it."""
-        made = not path.parent.is_dir()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.parent / temporary_name()
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            write_all(descriptor, memoryview(header))
-            write_all(descriptor, payload)
-            os.utime(descriptor, ns=(used_ns, used_ns))
-            os.fsync(descriptor)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
-        finally:
-            os.close(descriptor)
-        _sync_folder(path.parent)
-        if made:
-            _sync_folder(path.parent.parent)
-
     def _drop_tails(self, block: Block, rounded: bool) -> None:
         tails = [child.link for child in covered_tails(self._below(block.link.parent, snapshots=False), block, rounded)]
         pinned = {pin.key for pin in read_pins(self._folder)} if tails else set()
@@ -337,23 +301,6 @@ class FolderPlace:
 
     def _path(self, link: Link) -> Path:
         return path_of(self._folder, self._root, link)
-
-
-def write_all(descriptor: int, data: memoryview) -> None:
-    """Raises OSError."""
-    while len(data):
-        data = data[os.write(descriptor, data) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:  # it was evicted again already
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _why(error: OSError) -> str:

@@ -13,10 +13,10 @@ from support.faulty import theirs
 from support.prefix_rows import conversation, identity
 from support.stores import n_restored, open_store, restore, save, save_through
 
+from edgekv.prefix_cache import files
 from edgekv.prefix_cache import folder as folder_module
 from edgekv.prefix_cache.blocks import Reading
 from edgekv.prefix_cache.files import TEMPORARY, scan
-from edgekv.prefix_cache.folder import FolderPlace
 
 TOKENS = [conversation(600, seed) for seed in range(3)]
 
@@ -71,7 +71,7 @@ def test_temporary_names_of_containers_do_not_collide():
 def test_one_that_exists_is_no_failure(tmp_path, monkeypatch, caplog):
     """Another container has an unfinished file of the same name at any moment."""
     chosen = iter([f"{TEMPORARY}x", f"{TEMPORARY}x", f"{TEMPORARY}y"])
-    monkeypatch.setattr(folder_module, "temporary_name", lambda: next(chosen))
+    monkeypatch.setattr(files, "temporary_name", lambda: next(chosen))
     store = open_store(tmp_path)
     parent = tmp_path / identity().root_key().hex() / identity().root_key().hex()
     parent.mkdir(parents=True)
@@ -158,8 +158,8 @@ def test_a_folder_that_vanishes_is_made_anew(tmp_path, caplog):
 
 def test_when_the_writer_is_behind_the_bound_of_ram_holds(tmp_path, monkeypatch):
     slow = threading.Event()
-    write_file = FolderPlace._write_file
-    monkeypatch.setattr(FolderPlace, "_write_file", lambda *arguments: (slow.wait(30), write_file(*arguments))[1])
+    write_file = folder_module.write_file
+    monkeypatch.setattr(folder_module, "write_file", lambda *arguments: (slow.wait(30), write_file(*arguments))[1])
     store = open_store(tmp_path, ram_bytes=60_000)
     for seed in range(4):
         save(store, conversation(600, seed))

@@ -1,4 +1,5 @@
-"""A place below RAM: a folder, which survives the process and which several processes share."""
+"""A place below RAM: a folder, which survives the process and which several processes share. Whichever writes keeps it within its bytes: the least recently
+used blocks go first."""
 
 import contextlib
 import errno
@@ -15,12 +16,21 @@ import numpy as np
 
 from edgekv.common.enums import CacheCodec
 from edgekv.prefix_cache.blocks import Block, Link
-from edgekv.prefix_cache.bound import FolderBound
 from edgekv.prefix_cache.coming import ComingBlock, open_block
-from edgekv.prefix_cache.files import links_below, of_one_file, path_of, read_header, remove_file, remove_temporaries, write_file
+from edgekv.prefix_cache.files import (
+    BlockFile,
+    links_below,
+    of_one_file,
+    path_of,
+    read_header,
+    remove_file,
+    remove_temporaries,
+    scan,
+    write_file,
+)
 from edgekv.prefix_cache.format import Refused, encode
 from edgekv.prefix_cache.identity import ModelIdentity
-from edgekv.prefix_cache.named import Pin, asked_name, extend_pin, read_pins, remove_pin
+from edgekv.prefix_cache.named import Pin, asked_name, extend_pin, pinned_paths, read_pins, remove_pin
 from edgekv.prefix_cache.place import Child, Outage, Outcome, covered_tails, log
 from edgekv.prefix_cache.place_rates import Rate, rounds
 from edgekv.prefix_cache.results import PlaceStats
@@ -34,11 +44,14 @@ N_READERS = 2
 """Threads that open and read files."""
 
 REMEMBERED = 4096
-"""Blocks whose tokens are kept in memory, so that their files need not be opened to be compared."""
+"""Blocks whose tokens are known without opening their files; and whose parents are, although the folder may not have them."""
+
+FRESH_S = 1.0
+"""Other processes' writes may go uncounted for this long."""
 
 
 class FolderPlace:
-    """One model identity's part of a folder. The bound is that of the whole folder."""
+    """One model identity's part of a folder. The bound, and the blocks that `stats` counts, are those of the whole folder."""
 
     name = "disk"
     far = False
@@ -48,7 +61,10 @@ class FolderPlace:
         self._identity, self._root, self._folder = identity, identity.root_key(), Path(folder)
         self._reading, self._writing = (Outage(f"the folder {folder}", BACK_OFF_S, self.stats) for _ in range(2))
         self._codec, self._rate, self._ttl_s = codec, Rate(), ttl_s
-        self._bound = FolderBound(self._folder, most_bytes, self.stats)
+        self._most_bytes = most_bytes
+        self._looked: float | None = None
+        self._stuck: set[Path] = set()  # what this user may not remove
+        self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # by key, of what room was asked for
         self._latest: dict[bytes, int] = {}  # keys of the chain used last, and its times in ns
         self._lock = threading.Lock()  # of the three below
         self._tokens: OrderedDict[bytes, np.ndarray] = OrderedDict()
@@ -60,7 +76,7 @@ class FolderPlace:
             self._make_folder()
             remove_temporaries(self._folder)
             self.tidy()
-            self._bound.look()
+            self._look()
         except OSError as error:
             self._writing.failed(_why(error))
 
@@ -91,7 +107,7 @@ class FolderPlace:
         if not self.working:
             return []
         folder = self._folder / self._root.hex() / parent.hex()
-        links = self._read(folder, lambda _: links_below(self._folder, self._root, parent)) if folder not in self._refused else None
+        links = self._read(folder, lambda _: links_below(self._folder, self._root, parent))
         found = ((link, self._tokens_of(link)) for link in links or () if link.snapshot is snapshots)
         return [Child(link, tokens) for link, tokens in found if tokens is not None]
 
@@ -109,16 +125,16 @@ class FolderPlace:
         reader = self._read(path, lambda path: open_block(path, self._root, copy, self._identity.layout, self._rate))
         if reader is None:
             return None
-
-        def fill(layers: range, out: np.ndarray) -> bool:
-            return self._read(path, lambda _: reader.read(layers, out)) is not None
-
         self._reading.succeeded()
-        self._remember(link.key, reader.header.tokens)
-        return ComingBlock(reader.header.link, reader.header.tokens, reader.header.layout, fill, self._rate)
+        header = reader.header
+        self._remember(link.key, header.tokens)
+        return ComingBlock(header.link, header.tokens, header.layout,
+                           lambda layers, out: self._read(path, lambda _: reader.read(layers, out)) is not None, self._rate)
 
     def _read(self, path: Path, read: Callable[[Path], T]) -> T | None:
         """The result of `read` on a file; None if it is gone, refused or unreadable."""
+        if path in self._refused:
+            return None
         try:
             return read(path)
         except FileNotFoundError:
@@ -137,17 +153,13 @@ class FolderPlace:
             if link.key in self._tokens:
                 self._tokens.move_to_end(link.key)
                 return self._tokens[link.key]
-        path = self._path(link)
-        if path in self._refused:
-            return None
-
         def read(path: Path) -> np.ndarray:
             header = read_header(path)
             if header.link != link or header.root != self._root:
                 raise Refused("it is another block than its name says", damaged=True)
             return header.tokens
 
-        tokens = self._read(path, read)
+        tokens = self._read(self._path(link), read)
         if tokens is not None:
             self._remember(link.key, tokens)
         return tokens
@@ -219,7 +231,7 @@ class FolderPlace:
     def tidy(self) -> None:
         if self._ttl_s is not None:
             try:
-                self._bound.expire(self._ttl_s)
+                self._expire(self._ttl_s)
             except OSError as error:
                 self._writing.failed(_why(error))
 
@@ -244,11 +256,10 @@ class FolderPlace:
             if path in self._refused or not path.exists():
                 header, payload = encode(block, self._identity, rounded)
                 n_bytes = len(header) + len(payload)
-                if not self._bound.make_room(copy, n_bytes, lambda link: link.key in self._latest):
-                    self._say_full()
+                if not self._make_room(copy, n_bytes):
                     return Outcome.DECLINED
                 write_file(path, header, payload, self._used_ns(copy))
-                self._bound.added(n_bytes)
+                self._counts(1, n_bytes)
                 self.stats.n_written += 1
                 self.stats.n_written_bytes += n_bytes
             else:
@@ -274,11 +285,6 @@ class FolderPlace:
         with contextlib.suppress(OSError):  # it is gone, or another user's
             os.utime(self._path(copy), ns=(self._used_ns(copy),) * 2)
 
-    def _say_full(self) -> None:
-        if self._bound.pinned and not self._said_full:
-            self._said_full = True
-            log.warning("pinned prompts fill the folder %s; others are not written until the time of these is over", self._folder)
-
     @staticmethod
     def _is_theirs(path: Path) -> bool:
         """Whether a file in the block's place, or in its folder's, may not be written over by this user."""
@@ -292,7 +298,89 @@ class FolderPlace:
             with contextlib.suppress(FileNotFoundError, PermissionError):  # another process was quicker, or it is another user's
                 n_bytes = path.stat().st_size
                 if link.key not in pinned and remove_file(path):
-                    self._bound.removed(n_bytes)
+                    self._counts(-1, -n_bytes)
+
+    # ---- the bound -------------------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> list[BlockFile]:
+        """List the folder again; returns every file, the least recently used first. Raises OSError."""
+        files = sorted(scan(self._folder), key=lambda file: file.used_ns)
+        self.stats.n_blocks, self.stats.n_bytes = len(files), sum(file.n_bytes for file in files)
+        self._looked = time.monotonic()
+        return files
+
+    def _counts(self, n_blocks: int, n_bytes: int) -> None:
+        """So many more are there since."""
+        self.stats.n_blocks += n_blocks
+        self.stats.n_bytes += n_bytes
+
+    def _expire(self, unused_s: float) -> None:
+        """Remove what nobody used for so many seconds and nothing pins. Raises OSError."""
+        files = self._look()
+        old = [file for file in files if file.used_ns < time.time_ns() - unused_s * 1e9]
+        pinned = pinned_paths(read_pins(self._folder), files) if old else set()
+        for file in old:
+            if file.path not in pinned and file.path not in self._stuck:
+                self._evict(file)
+
+    def _evict(self, file: BlockFile) -> None:
+        try:
+            if remove_file(file.path):
+                self._counts(-1, -file.n_bytes)
+                self.stats.n_evicted += 1
+        except PermissionError:
+            self._stuck.add(file.path)
+
+    def _make_room(self, link: Link, n_bytes: int) -> bool:
+        """Evict until `n_bytes` of a block fit, but nothing that it follows, that belongs to the chain used last or that is pinned. Returns whether they
+        fit. Nothing goes where all that may go would not be enough. Raises OSError."""
+        self._parents[link.key] = link.parent
+        if len(self._parents) > REMEMBERED:
+            self._parents.popitem(last=False)
+        while True:
+            fits, victims = self._victims(link, n_bytes)
+            n_stuck = len(self._stuck)
+            for file in victims:
+                self._evict(file)
+            if len(self._stuck) == n_stuck:
+                return fits
+            self._looked = None
+
+    def _victims(self, link: Link, n_bytes: int) -> tuple[bool, list[BlockFile]]:
+        """Whether there will be room, and the files that must go for it."""
+        most_bytes = self._most_bytes
+        if n_bytes > most_bytes:
+            return False, []
+        if self._looked is not None and time.monotonic() - self._looked < FRESH_S and self.stats.n_bytes + n_bytes <= most_bytes:
+            return True, []
+        files = self._look()
+        excess = self.stats.n_bytes + n_bytes - most_bytes
+        if excess <= 0:
+            return True, []
+        pinned = pinned_paths(read_pins(self._folder), files)
+        stay = self._above(link, files) | self._latest.keys()
+        victims: list[BlockFile] = []
+        spare = most_bytes // 64 if most_bytes // 64 >= 4 * n_bytes else 0  # or a full folder would be listed for every block
+        for file in files:
+            if excess <= -spare:
+                break
+            if file.path not in pinned and file.path not in self._stuck and file.link.key not in stay:
+                victims.append(file)
+                excess -= file.n_bytes
+        if excess > 0 and pinned and not self._said_full:
+            self._said_full = True
+            log.warning("pinned prompts fill the folder %s; others are not written until the time of these is over", self._folder)
+        return (False, []) if excess > 0 else (True, victims)
+
+    def _above(self, link: Link, files: Sequence[BlockFile]) -> set[bytes]:
+        """The keys of what a block follows: also beyond a block that found no room."""
+        parents = self._parents | {file.link.key: file.link.parent for file in files}
+        above: set[bytes] = set()
+        key: bytes | None = link.parent
+        while key is not None and key not in above:
+            above.add(key)
+            key = parents.get(key)
+        return above
 
     def _make_folder(self) -> None:
         if not self._folder.is_dir():

@@ -16,7 +16,7 @@ from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, identity,
 from support.redis_server import RedisServer
 from support.stores import load_all, n_restored
 
-from edgekv.prefix_cache import bound, folder, remote, store, writer
+from edgekv.prefix_cache import folder, remote, store, writer
 from edgekv.prefix_cache.blocks import Conversation, Reading, ReadWith
 from edgekv.prefix_cache.files import TEMPORARY, scan
 from edgekv.prefix_cache.named import read_pins
@@ -97,7 +97,7 @@ class Owners(RuleBasedStateMachine):
         self.folder_bytes = 50_000 if self.bounded else 1 << 30
         for module in (folder, remote):
             self.patch(module, "Outage", partial(Outage, clock=lambda: self.ticks))
-        self.patch(bound, "FRESH_S", 0.0)  # or others' writes go uncounted
+        self.patch(folder, "FRESH_S", 0.0)  # or others' writes go uncounted
         self.patch(store, "MOST_WAIT_S", 20.0)
         self.patch(writer, "PAUSE_S", 3600.0)  # writes wait for a flush, or for room
         self.patch(os, "fsync", os.fstat)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:  # a plan needs the sizes, and no array
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
@@ -198,6 +198,15 @@ def _key(kind: bytes, parent: bytes, reading: Reading, tokens: np.ndarray, read_
     digest.update(bytes([reading, len(read_with)]) + read_with)
     digest.update(tokens.astype("<i4").tobytes())
     return digest.digest()
+
+
+def line(key: bytes, parents: Mapping[bytes, bytes]) -> list[bytes]:
+    """The keys of a chain from `key` back to the first block whose parent is known. No chain is a circle, but files may say so."""
+    found: dict[bytes, None] = {}
+    while key in parents and key not in found:
+        found[key] = None
+        key = parents[key]
+    return list(found)
 
 
 def n_common(a: np.ndarray, b: np.ndarray) -> int:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from edgekv.common.enums import CacheCodec
-from edgekv.prefix_cache.blocks import Block, Link
+from edgekv.prefix_cache.blocks import Block, Link, line
 from edgekv.prefix_cache.coming import ComingBlock, open_block
 from edgekv.prefix_cache.files import (
     BlockFile,
@@ -358,7 +358,8 @@ class FolderPlace:
         if excess <= 0:
             return True, []
         pinned = pinned_paths(read_pins(self._folder), files)
-        stay = self._above(link, files) | self._latest.keys()
+        parents = self._parents | {file.link.key: file.link.parent for file in files}  # also beyond a block that found no room
+        stay = {*line(link.parent, parents), *self._latest}
         victims: list[BlockFile] = []
         spare = most_bytes // 64 if most_bytes // 64 >= 4 * n_bytes else 0  # or a full folder would be listed for every block
         for file in files:
@@ -371,16 +372,6 @@ class FolderPlace:
             self._said_full = True
             log.warning("pinned prompts fill the folder %s; others are not written until the time of these is over", self._folder)
         return (False, []) if excess > 0 else (True, victims)
-
-    def _above(self, link: Link, files: Sequence[BlockFile]) -> set[bytes]:
-        """The keys of what a block follows: also beyond a block that found no room."""
-        parents = self._parents | {file.link.key: file.link.parent for file in files}
-        above: set[bytes] = set()
-        key: bytes | None = link.parent
-        while key is not None and key not in above:
-            above.add(key)
-            key = parents.get(key)
-        return above
 
     def _make_folder(self) -> None:
         if not self._folder.is_dir():

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable
 
 from msgspec import Struct
 
-from edgekv.common.errors import EdgeKVError
-from edgekv.prefix_cache.blocks import Link, Reading
-from edgekv.prefix_cache.files import links_below, listed, path_of, remove_files
-from edgekv.prefix_cache.named import ID_DIGITS, Pin, read_pins, snapshots_on
+from edgekv.prefix_cache.blocks import Link, Reading, line
+from edgekv.prefix_cache.files import BlockFile, listed, remove_files
+from edgekv.prefix_cache.named import ID_DIGITS, read_pins, snapshots_on
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -57,15 +55,24 @@ class Kept:
 
     def prompts(self) -> list[KeptPrompt]:
         """Raises EdgeKVError if the folder cannot be read."""
-        pins = self._pins()
-        found: list[KeptPrompt] = []
-        pending: list[tuple[bytes, tuple[Link, ...]]] = [(root, ()) for root in self._roots]
-        while pending:
-            parent, chain = pending.pop()
-            below = self._below(parent)
-            pending += [(key, (*chain, link)) for key, link in below.items()]
-            if chain and not below:
-                found.append(self._prompt(chain, pins))
+        ram, pins = self._store.ram, [] if self._folder is None else [pin for pin in read_pins(self._folder) if pin.root == self._root]
+        with ram.lock:
+            links = {link.key: link for link in ram.links() if not link.snapshot}
+        files = {file.link.key: file for file in self._files() if not file.link.snapshot}  # behind RAM: a block that leaves it is here
+        in_ram, links = links.keys(), links | {key: file.link for key, file in files.items()}
+        parents = {key: link.parent for key, link in links.items()}
+        found, followed = list[KeptPrompt](), set(parents.values())
+        for leaf in links:
+            keys = line(leaf, parents) if leaf not in followed else []
+            if keys and parents[keys[-1]] in self._roots:
+                with ram.lock:
+                    until = max(map(ram.pins.until, keys))
+                until = max([until, *(pin.expires for pin in pins if pin.asked and pin.key in keys)])
+                unused_s = max(0.0, time.time() - files[leaf].used_ns / 1e9) if leaf in files else None
+                found.append(KeptPrompt(
+                    tuple(links[key] for key in reversed(keys)), sum(self._store.identity.layout.block_bytes(links[key].n) for key in keys),
+                    tuple(place for place, has in ((Ram.name, in_ram), ("disk", files)) if leaf in has), unused_s, until,
+                    tuple(pin.name for pin in pins if not pin.asked and pin.key in keys)))
         return found
 
     def stay(self, prompt: KeptPrompt, ttl_s: float) -> None:
@@ -84,7 +91,7 @@ class Kept:
             self._store.unpin(link.key)
         order = {link.key: i for i, link in enumerate(links)}
         self._store.evict(set(order))  # no write of them is under way behind this
-        files = [file for file in listed(self._folder) if file.root == self._root] if self._folder is not None else []
+        files = self._files()
         gone = sorted((file for file in files if file.link.key in order), key=lambda file: -order[file.link.key])
         remove_files([*gone, *snapshots_on(gone, files)])
         return sum(self._store.identity.layout.block_bytes(link.n) for link in links)
@@ -95,30 +102,5 @@ class Kept:
         others = {link.key for prompt in self.prompts() if prompt.leaf not in leaves for link in prompt.links}
         return list({link.key: link for prompt in prompts for link in prompt.links if link.key not in others}.values())
 
-    def _below(self, parent: bytes) -> dict[bytes, Link]:
-        with self._store.ram.lock:
-            found = {child.link.key: child.link for child in self._store.ram.following(parent)}
-        if self._folder is not None:
-            try:
-                found |= {link.key: link for link in links_below(self._folder, self._root, parent) if not link.snapshot}
-            except OSError as error:
-                raise EdgeKVError(f"the folder {self._folder} cannot be read: {error.strerror}") from None
-        return found
-
-    def _prompt(self, chain: tuple[Link, ...], pins: list[Pin]) -> KeptPrompt:
-        keys = {link.key for link in chain}
-        with self._store.ram.lock:
-            until = max(self._store.ram.pins.until(key) for key in keys)
-            in_ram = chain[-1].key in self._store.ram
-        used: float | None = None
-        if self._folder is not None:
-            with contextlib.suppress(OSError):
-                used = path_of(self._folder, self._root, chain[-1]).stat().st_mtime
-        until = max([until, *(pin.expires for pin in pins if pin.asked and pin.key in keys)])
-        places = ((Ram.name,) if in_ram else ()) + (("disk",) if used is not None else ())
-        names = tuple(pin.name for pin in pins if not pin.asked and pin.key in keys)
-        return KeptPrompt(chain, sum(self._store.identity.layout.block_bytes(link.n) for link in chain), places,
-                          None if used is None else max(0.0, time.time() - used), until, names)
-
-    def _pins(self) -> list[Pin]:
-        return [] if self._folder is None else [pin for pin in read_pins(self._folder) if pin.root == self._root]
+    def _files(self) -> list[BlockFile]:
+        return [] if self._folder is None else [file for file in listed(self._folder) if file.root == self._root]

@@ -10,12 +10,12 @@ import numpy as np
 from msgspec import Struct
 
 from edgekv.common.errors import EdgeKVError
-from edgekv.prefix_cache.blocks import Reading
+from edgekv.prefix_cache.blocks import Reading, line
 from edgekv.prefix_cache.coming import open_block
 from edgekv.prefix_cache.files import BlockFile, listed, read_header, remove_files
 from edgekv.prefix_cache.format import Refused
 from edgekv.prefix_cache.identity import begins_chain
-from edgekv.prefix_cache.named import ID_DIGITS, Pin, chain_to, find_id, read_pins, snapshots_on
+from edgekv.prefix_cache.named import ID_DIGITS, Pin, find_id, read_pins, snapshots_on
 from edgekv.prefix_cache.place_rates import Rate
 
 UNREADABLE = "(unreadable)"
@@ -85,19 +85,20 @@ def list_chains(folder: Path) -> list[Chain]:
     """Every conversation in a folder, the one that was used last first. Raises EdgeKVError if the folder cannot be read."""
     files, pins = listed(folder), read_pins(folder)
     names: dict[bytes, str] = {}
-    found: list[tuple[BlockFile, list[BlockFile]]] = []
+    found: list[list[BlockFile]] = []
     uses: Counter[Path] = Counter()
     for root in dict.fromkeys(file.root for file in files):
         by_key = {file.link.key: file for file in sorted(files, key=lambda file: not file.link.rounded) if file.root == root and not file.link.snapshot}
-        parents = {file.link.parent for file in by_key.values()}
-        paths = [chain_to(key, by_key) for key in by_key if key not in parents]
-        found += [(path[-1], path) for path in paths]
+        parents = {key: file.link.parent for key, file in by_key.items()}
+        followed = set(parents.values())
+        paths = [[by_key[key] for key in reversed(line(leaf, parents))] for leaf in by_key if leaf not in followed]
+        found += paths
         uses.update(file.path for path in paths for file in path)
         names[root] = next(filter(None, map(_name, by_key.values())), UNREADABLE)
     snapshots = [file for file in files if file.link.snapshot]
     rounded = {file.link.key: file for file in files if file.link.rounded}
-    chains = [Chain(tuple(chain), names[leaf.root], tuple(file for file in chain if uses[file.path] == 1), _pins_on(chain, pins),
-                    tuple(snapshots_on(chain, snapshots)), _copies_of(chain, rounded)) for leaf, chain in found]
+    chains = [Chain(tuple(chain), names[chain[-1].root], tuple(file for file in chain if uses[file.path] == 1), _pins_on(chain, pins),
+                    tuple(snapshots_on(chain, snapshots)), _copies_of(chain, rounded)) for chain in found]
     return sorted(chains, key=lambda chain: -chain.leaf.used_ns)
 
 

@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from edgekv.common import json_file
 from edgekv.common.errors import ConfigError
+from edgekv.prefix_cache.blocks import line
 from edgekv.prefix_cache.files import BlockFile
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -91,15 +92,6 @@ def extend_pin(folder: Path, pin: Pin) -> None:
         write_pin(folder, pin)
 
 
-def chain_to(key: bytes, by_key: dict[bytes, BlockFile]) -> list[BlockFile]:
-    """The files of a chain, from its root to `key`, as far as they are there."""
-    chain: list[BlockFile] = []
-    while key in by_key and len(chain) < len(by_key):
-        chain.append(by_key[key])
-        key = by_key[key].link.parent
-    return chain[::-1]
-
-
 def snapshots_on(chain: Iterable[BlockFile], files: Iterable[BlockFile]) -> list[BlockFile]:
     """The snapshots among some files that may belong to a chain: they follow its blocks, or the parent of one of them."""
     beside = {(file.root, key) for file in chain for key in (file.link.key, file.link.parent)}
@@ -111,11 +103,10 @@ def pinned_paths(pins: Iterable[Pin], files: Iterable[BlockFile]) -> set[Path]:
     pins, files = list(pins), list(files) if pins else []
     paths: set[Path] = set()
     for pin in pins:
-        by_key = {file.link.key: file for file in files if file.root == pin.root and not file.link.snapshot}
-        chain = chain_to(pin.key, by_key)
-        keys = {file.link.key for file in chain}
-        paths |= {file.path for file in files if file.root == pin.root and file.link.key in keys}  # both copies of a block
-        paths |= {file.path for file in snapshots_on(chain, files)}
+        mine = [file for file in files if file.root == pin.root]
+        keys = set(line(pin.key, {file.link.key: file.link.parent for file in mine if not file.link.snapshot}))
+        chain = [file for file in mine if file.link.key in keys]  # both copies of a block
+        paths |= {file.path for file in (*chain, *snapshots_on(chain, mine))}
     return paths
 
 

@@ -150,10 +150,7 @@ class Ram:
     def let_go(self, holds: Holds) -> None:
         """They are no longer in use, and their room is free."""
         self.n_bytes -= holds.n_bytes
-        self.in_use.subtract(holds.keys)
-        for key in holds.keys:
-            if not self.in_use[key]:
-                del self.in_use[key]
+        self.in_use -= Counter(holds.keys)
         holds.keys, holds.n_bytes = [], 0
 
     def _serving(self, link: Link) -> KeptBlock | None:

@@ -23,7 +23,6 @@ class ChainStep(Struct, frozen=True):
 
     link: Link
     n: int
-    tier: Tier
 
 
 class Match(Struct, frozen=True, eq=False):
@@ -79,7 +78,7 @@ class Search:
                     n = n_common(child.tokens, rest)
                     siblings.append((n, child))
                     if n > n_best or (n == n_best and n and child.link.label < best[-1].link.label):
-                        n_best, best = n, (*path, ChainStep(child.link, n, tier))
+                        n_best, best = n, (*path, ChainStep(child.link, n))
         position = n_whole + n_best
         if position == len(self._tokens):
             return replace(self._match, steps=best)
@@ -104,23 +103,20 @@ class Search:
             for path in ends:
                 parent, least = (path[-1].link.key, path[-1].link.reading) if path else (self._root, Reading.EXACT)
                 beside = self._links(parent, least, first)
-                for link in beside:
-                    tier = self._tier_of(link, beside, first)
-                    if tier is not None:
-                        longer.append((*path, ChainStep(link, BLOCK_TOKENS, tier)))
+                longer += [(*path, ChainStep(link, BLOCK_TOKENS)) for link in beside if self._is_there(link, beside, first)]
             if not longer:
                 break
             ends = sorted(longer, key=lambda path: path[-1].link.reading)
         return ends
 
-    def _tier_of(self, link: Link, beside: list[Link], first: int) -> Tier | None:
+    def _is_there(self, link: Link, beside: list[Link], first: int) -> bool:
         for tier, had in zip(self._tiers, self._had):
             if link.key not in had:
                 asked = self._ahead(beside, first) if tier.far else [link]
                 had.update(zip((one.key for one in asked), tier.have(asked)))
             if had[link.key]:
-                return tier
-        return None
+                return True
+        return False
 
     def _ahead(self, beside: list[Link], first: int) -> list[Link]:
         """`beside`, and for each block behind the best of them the links with which the chain may go on: where calls are dear, one asks for many."""

@@ -33,12 +33,11 @@ UNDER_WAY_BYTES = 128 << 20
 class PrefixStore:
     """Thread-safe. A prompt's rows: `match_prefix`, `load`, `release`. Those that were computed: `insert`. What stays: `pin`; what goes: `evict`."""
 
-    def __init__(self, identity: ModelIdentity, settings: StoreSettings, places: Sequence[Place] | None = None, ram: Ram | None = None,
-                 answering: Callable[[], bool] = lambda: False):
-        """`places`: those below RAM, the fastest first; by default what the settings name. `ram`: shared with stores of other identities and
-        the same bound, by default its own. `answering`: whether writes wait now, a while. Raises ConfigError for an address that is none."""
+    def __init__(self, identity: ModelIdentity, settings: StoreSettings, ram: Ram | None = None, answering: Callable[[], bool] = lambda: False):
+        """`ram`: shared with stores of other identities and the same bound, by default its own. `answering`: whether writes wait now, a while. Raises
+        ConfigError for an address that is none."""
         self.identity, self.settings = identity, settings
-        self.places = tuple(open_places(identity, settings) if places is None else places)
+        self.places = tuple(open_places(identity, settings))
         self.most_ram_bytes = settings.ram_bytes or (UNDER_WAY_BYTES if self.places else 0)
         """Never more than this is kept in RAM."""
         self._root = identity.root_key()
@@ -153,10 +152,9 @@ class PrefixStore:
         opened: list[tuple[KeptBlock | ComingBlock, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])
         needed = [i for i, end in enumerate(ends) if end > n_have]
-        # From RAM; else from the place where the search found a block; if that fails, or evicted it meanwhile, from any other.
-        order: list[tuple[Tier, bool]] = [(self.ram, False), *((place, True) for place in places), *((place, False) for place in places)]
-        for tier, found in order:
-            wanted = [i for i in needed if opened[i] is None and (tier is self.ram or (steps[i].tier is tier) == found)]
+        tiers: list[Tier] = [self.ram, *places]
+        for tier in tiers:
+            wanted = [i for i in needed if opened[i] is None]
             if wanted and tier.working:
                 for i, block in zip(wanted, tier.open([steps[i].link for i in wanted])):
                     if block is not None:

@@ -129,7 +129,8 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
 def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: str | None, folder: Path | None) -> None:
     """Remove conversations. Shared blocks and pinned conversations stay."""
     from edgekv.prefix_cache.conversations import forget_all
-    from edgekv.prefix_cache.listing import find_chain, remove_chains, remove_loose_snapshots
+    from edgekv.prefix_cache.files import listed, remove_files
+    from edgekv.prefix_cache.listing import find_chain, remove_chains
 
     if bool(ids) + everything + (model is not None) + (conversation is not None) != 1:
         raise ConfigError("name the IDs to remove, or --all, or --model NAME, or --conversation NAME, and only one of these")
@@ -149,7 +150,7 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: st
     removable = [chain for chain in doomed if not chain.pins]
     n_bytes = remove_chains(removable, chains)
     if everything and len(removable) == len(doomed):
-        n_bytes += remove_loose_snapshots(_folder(folder))
+        n_bytes += remove_files(listed(_folder(folder)))  # snapshots behind no stored block
         forget_all(_folder(folder))
     click.echo(f"{len(removable)} conversations removed, {size(n_bytes)}")
     if len(removable) < len(doomed):

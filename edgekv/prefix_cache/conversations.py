@@ -6,12 +6,12 @@
 import contextlib
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from edgekv.common import json_file
-from edgekv.prefix_cache.files import BlockFile, listed, remove_files, removing
+from edgekv.prefix_cache.blocks import line
+from edgekv.prefix_cache.files import listed, remove_files, removing
 from edgekv.prefix_cache.named import pinned_paths, read_pins, snapshots_on
 
 _NAME = re.compile(r"[0-9a-z]{1,64}")
@@ -46,7 +46,8 @@ def forget(folder: Path, name: str) -> int:
     """Remove the blocks that the conversation has and no other one, with all that goes on from them; what is pinned stays. Bytes removed.
     Raises EdgeKVError."""
     files = listed(folder)
-    doomed = _with_followers(blocks_alone(folder, name), files)
+    alone, parents = blocks_alone(folder, name), {file.link.key: file.link.parent for file in files}
+    doomed = [file for file in files if not alone.isdisjoint(line(file.link.key, parents))]  # what follows too: only this conversation leads there
     pinned = pinned_paths(read_pins(folder), files)
     n_bytes = remove_files(file for file in (*doomed, *snapshots_on(doomed, files)) if file.path not in pinned)
     with removing():
@@ -59,21 +60,6 @@ def forget_all(folder: Path) -> None:
     with removing():
         for path in (folder / "conversations").glob(f"*{_ENDING}"):
             path.unlink(missing_ok=True)
-
-
-def _with_followers(keys: set[bytes], files: list[BlockFile]) -> list[BlockFile]:
-    """The files of these blocks and of all blocks that follow: only these conversations lead there."""
-    below: dict[bytes, list[BlockFile]] = defaultdict(list)
-    for file in files:
-        below[file.link.parent].append(file)
-    pending = [file for file in files if file.link.key in keys]
-    found: dict[Path, BlockFile] = {}
-    while pending:
-        file = pending.pop()
-        if file.path not in found:
-            found[file.path] = file
-            pending += below[file.link.key]
-    return list(found.values())
 
 
 def _keys(path: Path) -> set[bytes]:

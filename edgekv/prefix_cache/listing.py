@@ -127,13 +127,6 @@ def remove_chains(doomed: Iterable[Chain], chains: Iterable[Chain]) -> int:
     return remove_files([*files, *snapshots_on(files, (file for chain in doomed for file in chain.snapshots))])
 
 
-def remove_loose_snapshots(folder: Path) -> int:
-    """Remove the snapshots that are behind no stored block; bytes removed. Raises EdgeKVError."""
-    files = listed(folder)
-    of_some = {file.path for file in snapshots_on((file for file in files if not file.link.snapshot), files)}
-    return remove_files(file for file in files if file.link.snapshot and file.path not in of_some)
-
-
 def check_files(folder: Path) -> Iterator[tuple[int, int, Checked]]:
     """Read and verify every block and snapshot. Yields the number done, the number of all, and the last one. Raises EdgeKVError."""
     files = listed(folder)

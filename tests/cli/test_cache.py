@@ -111,6 +111,10 @@ def test_rm_by_model_and_all(folder):
     assert "another" in error_of(run(folder, "rm", "--model", "a third"), ConfigError)
     assert "3 conversations" in run(folder, "rm", "--model", "a model").stdout
     assert len(rows(folder)) == 1
+    (block, *_) = scan(folder)
+    loose = block.path.parent.with_name("ab" * 16) / f"{'cd' * 16}-0-5.snap"
+    loose.parent.mkdir()
+    loose.write_bytes(b"behind no block")
     run(folder, "rm", "--all")
     assert rows(folder) == [] and not list(scan(folder))
     assert error_of(run(folder, "rm"), ConfigError)

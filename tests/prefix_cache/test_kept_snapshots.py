@@ -11,9 +11,9 @@ from support.stores import open_store, restore, save, snapshots_in
 
 from edgekv.prefix_cache import conversations
 from edgekv.prefix_cache.blocks import Conversation, Reading
-from edgekv.prefix_cache.files import BlockFile, remove_file, scan
+from edgekv.prefix_cache.files import BlockFile, scan
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
-from edgekv.prefix_cache.listing import list_chains, remove_chains, remove_loose_snapshots
+from edgekv.prefix_cache.listing import list_chains, remove_chains
 from edgekv.prefix_cache.results import KeptSnapshot, PrefixHit
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -162,10 +162,6 @@ def test_they_are_listed_with_their_conversation_and_go_with_it(tmp_path):
     longest = max(chains, key=lambda chain: chain.n_tokens)
     remove_chains([longest], chains)
     assert [len(chain.snapshots) for chain in list_chains(tmp_path)] == [1] and len(snapshots(tmp_path)) == 1
-    for file in scan(tmp_path):
-        if not file.link.snapshot:
-            remove_file(file.path)
-    assert len(snapshots(tmp_path)) == 1 and remove_loose_snapshots(tmp_path) > N_BYTES and not snapshots(tmp_path)
 
 
 def test_those_of_a_chat_go_with_it(tmp_path):

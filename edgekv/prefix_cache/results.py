@@ -56,7 +56,8 @@ class Miss(NamedTuple):
 
 
 class NearMiss(Struct, frozen=True):
-    """A stored chain went on for `n_lost` (at least 256) tokens from the first token that differed."""
+    """A stored chain went on for `n_lost` (at least 256) tokens from the first token that differed. Behind it both continue with the same tokens, so
+    the difference is an insertion such as a date, and not a new question."""
 
     position: int
     stored: int
@@ -65,8 +66,6 @@ class NearMiss(Struct, frozen=True):
     """The prompt's token there."""
     n_lost: int
     """At least: what is only on a remote server is not counted."""
-    goes_on_alike: bool
-    """After the difference both continue with the same tokens, so the difference is an insertion such as a date, and not a new question."""
 
 
 class Holds(Struct, eq=False):

@@ -83,8 +83,7 @@ class Search:
         if position == len(self._tokens):
             return replace(self._match, steps=best)
         nearly = self._nearly(position, n_best, siblings)
-        alike = nearly is not None and nearly.goes_on_alike
-        why = MissReason.OTHER_SETTINGS if n_refused > n_best else MissReason.DIVERGED if alike else MissReason.COLD
+        why = MissReason.OTHER_SETTINGS if n_refused > n_best else MissReason.DIVERGED if nearly is not None else MissReason.COLD
         return replace(self._match, steps=best, nearly=nearly, missed=Miss(why, position))
 
     def _accepted(self, children: list[Child], path: tuple[ChainStep, ...]) -> list[Child]:
@@ -135,8 +134,8 @@ class Search:
     # ---- near misses -----------------------------------------------------------------------------------------------------------------
 
     def _nearly(self, position: int, n_best: int, siblings: list[tuple[int, Child]]) -> NearMiss | None:
-        """The near miss: the chain that continues furthest after the first token that differs."""
-        asked, nearest = self._tokens[position:], None
+        """The near miss: the chain that continues furthest after the first token that differs, if both go on alike."""
+        asked, nearest, n_most = self._tokens[position:], None, BLOCK_TOKENS - 1
         seen: set[bytes] = set()
         for n, child in siblings:
             if n < n_best or len(child.tokens) == n or child.link.key in seen:
@@ -144,9 +143,9 @@ class Search:
             seen.add(child.link.key)
             below = self._longest_below(child)
             n_lost = len(child.tokens) - n + sum(len(one.tokens) for one in below)
-            if n_lost >= BLOCK_TOKENS and (nearest is None or n_lost > nearest.n_lost):
-                stored = np.concatenate([child.tokens[n:], *(one.tokens for one in below[:1])])
-                nearest = NearMiss(position, int(stored[0]), int(asked[0]), n_lost, goes_on_alike(stored, asked))
+            if n_lost > n_most:
+                n_most, stored = n_lost, np.concatenate([child.tokens[n:], *(one.tokens for one in below[:1])])
+                nearest = NearMiss(position, int(stored[0]), int(asked[0]), n_lost) if goes_on_alike(stored, asked) else None
         return nearest
 
     def _longest_below(self, child: Child) -> list[Child]:

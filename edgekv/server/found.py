@@ -31,9 +31,7 @@ def count(pieces: Sequence[BlockPiece]) -> CachedTokens:
 def found(pieces: Sequence[BlockPiece], hit: PrefixHit, missed: Miss | None, slot: int | None = None) -> CachedTokens:
     """Tokens of a hit's first pieces, why there are no more, the hit's near miss, and the slot's own tokens that stay."""
     cached = count(pieces)
-    cached.missed, cached.slot = missed, slot
-    if (nearly := hit.nearly) is not None and nearly.goes_on_alike:
-        cached.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
+    cached.missed, cached.slot, cached.nearly = missed, slot, hit.nearly
     return cached
 
 

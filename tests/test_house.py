@@ -34,7 +34,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_131,
     "edgekv/proof": 959,
     "edgekv/runtime": 1_727,
-    "edgekv/server": 5_720,
+    "edgekv/server": 5_715,
     "edgekv/tiering": 1_490,
     "findings": 1_470,
     "models": 2_285,

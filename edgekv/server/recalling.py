@@ -14,7 +14,7 @@ from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import DoesNotFit, EdgeKVError
 from edgekv.config import CacheOptions
 from edgekv.models.geometry import Geometry
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading
 from edgekv.prefix_cache.exchanges import Exchanges, Record, names
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
 from edgekv.prefix_cache.settings import RecallSettings, StoreSettings
@@ -47,39 +47,37 @@ class Recall:
         if not prefix_callbacks.moves():
             raise EdgeKVError("the model keeps a recurrent state or sliding windows, so that tokens cannot move back into its context; leave --recall out")
         self._identities.wait()
-        if self._identities.of(runtime) is None:
+        if (built := self._identities.of(runtime)) is None:
             raise EdgeKVError("rows of this context cannot be kept, so that nothing could be recalled; leave --recall out")
-        self._exchanges(runtime)
+        self._exchanges(built)
 
     def leave(self, held: SequenceTokens, gone: GoneExchanges, at: np.ndarray) -> None:
         """Keep the exchanges that leave a sequence, with their rows as they are."""
-        runtime, exchanges = self._open(held)
-        if runtime is None or exchanges is None or held.media:
+        opened = self._open(held, gone)
+        if opened is None or held.media:
             return
-        new = [(which, root) for which, root in enumerate(self._roots(runtime, held, gone)) if at[which] >= 0 and not exchanges.has(root)]
+        runtime, exchanges, _, left = opened
+        new = [(which, of) for which, of in enumerate(left) if at[which] >= 0 and not exchanges.has(of.root)]
         if not new:
             return
-        options = runtime.options
-        kept, settings = kept_tokens(runtime, options, held), read_with(options, self._codec)
-        for which, root in new:
-            (_, n), first = gone.runs[which], int(at[which])
+        kept = kept_tokens(runtime, runtime.options, held)
+        for which, of in new:
+            n, first = len(of.tokens), int(at[which])
             if first + n > len(kept.cells):
                 continue
             parts = [slice(i, min(i + BLOCK_TOKENS, first + n)) for i in range(first, first + n, BLOCK_TOKENS)]
             blocks = [self._read(runtime, exchanges, held.seq_id, kept.cells[part]) for part in parts]
-            tokens = gone.of(which)
             values = np.concatenate([self._values(runtime, exchanges, block) for block in blocks], axis=1)
-            record = Record(first, embedding(values, weights(tokens, gone.tokens)))
-            exchanges.insert(Conversation(tokens, root, settings, held.in_memory), kept.readings[first : first + n], blocks, record)
+            record = Record(first, embedding(values, weights(of.tokens, gone.tokens)))
+            exchanges.insert(of, kept.readings[first : first + n], blocks, record)
 
     def choose(self, held: SequenceTokens, turn: int, gone: GoneExchanges, most: int) -> list[int]:
         """The exchanges that the message is near; those that no record tells of stay away."""
-        runtime, exchanges = self._open(held)
-        if runtime is None or exchanges is None:
+        opened = self._open(held, gone)
+        if opened is None:
             return []
-        accepts, settings = accepted(options := runtime.options, self._codec), read_with(options, self._codec)
-        known = [(which, record) for which, root in enumerate(self._roots(runtime, held, gone))
-                 if (record := exchanges.record(Conversation(gone.of(which), root, settings), accepts)) is not None]
+        runtime, exchanges, accepts, left = opened
+        known = [(which, record) for which, of in enumerate(left) if (record := exchanges.record(of, accepts)) is not None]
         cells = runtime.tokens.cells_of(held.seq_id, len(held.tokens))[turn:]
         if not known or not len(cells):
             return []
@@ -91,14 +89,13 @@ class Recall:
 
     def put(self, held: SequenceTokens, gone: GoneExchanges, which: int) -> tuple[int, CachedTokens]:
         """Put an exchange's rows behind the held tokens; the server takes back what a failure leaves."""
-        runtime, exchanges = self._open(held)
-        if runtime is None or exchanges is None:
+        opened = self._open(held, gone)
+        if opened is None:
             return -1, CachedTokens()
-        root, tokens, layers = self._roots(runtime, held, gone)[which], gone.of(which), range(exchanges.store.identity.layout.n_layers)
-        accepts, settings = accepted(options := runtime.options, self._codec), read_with(options, self._codec)
-        exchange = Conversation(tokens, root, settings)
-        record, done = exchanges.record(exchange, accepts), False
-        hit = exchanges.find(exchange, accepts)
+        runtime, exchanges, accepts, left = opened
+        tokens, layers = left[which].tokens, range(exchanges.store.identity.layout.n_layers)
+        record, done = exchanges.record(left[which], accepts), False
+        hit = exchanges.find(left[which], accepts)
         try:
             if record is None or hit.end < len(tokens):
                 return -1, CachedTokens()
@@ -141,24 +138,22 @@ class Recall:
 
     # ---- stores --------------------------------------------------------------------------------------------------------------------------
 
-    def _open(self, of: SequenceTokens) -> tuple[Runtime | None, Exchanges | None]:
-        runtime = attachments.find(of.address)
-        return runtime, None if runtime is None else self._exchanges(runtime)
-
-    def _exchanges(self, runtime: Runtime) -> Exchanges | None:
-        built = self._identities.of(runtime)
-        if built is None:
+    def _open(self, held: SequenceTokens, gone: GoneExchanges) -> tuple[Runtime, Exchanges, Reading, list[Conversation]] | None:
+        """What keeps a context's exchanges, the worst reading that it accepts, and the exchanges that left; None: nothing keeps any."""
+        runtime = attachments.find(held.address)
+        built = None if runtime is None else self._identities.of(runtime)
+        if runtime is None or built is None:
             return None
+        options, adapters = runtime.options, built.named(held.adapters)
+        settings, roots = read_with(options, self._codec), [built.identity.chain_root(adapters, held.space, name) for name in names(gone.tokens, gone.runs)]
+        left = [Conversation(gone.of(which), root, settings, held.in_memory) for which, root in enumerate(roots)]
+        return runtime, self._exchanges(built), accepted(options, self._codec), left
+
+    def _exchanges(self, built: Built) -> Exchanges:
         if built.identity not in self._kept:
             store = PrefixStore(built.identity, self._where, ram=self._ram)
             self._kept[built.identity] = Exchanges(store, len(telling(built.identity.layout)))
         return self._kept[built.identity]
-
-    def _roots(self, runtime: Runtime, held: SequenceTokens, gone: GoneExchanges) -> list[bytes]:
-        built: Built | None = self._identities.of(runtime)
-        assert built is not None, "there is a store"
-        adapters = built.named(held.adapters)
-        return [built.identity.chain_root(adapters, held.space, name) for name in names(gone.tokens, gone.runs)]
 
 
 def telling(layout: RowLayout) -> range:

@@ -198,24 +198,27 @@ class FolderPlace:
         # Children are evicted before their parents.
         self._latest = {link.key: now - depth * 1_000_000 for depth, link in enumerate(chain)}
         for link in chain:
-            there = [self._touch_one(link.copy(rounded)) for rounded in ((False,) if link.snapshot else (False, True))]
+            there = [self._used(link.copy(rounded)) for rounded in ((False,) if link.snapshot else (False, True))]
             if not (there[0] or link.rounded and there[-1]):
                 lacking.append(link)
         return lacking
 
-    def _touch_one(self, copy: Link) -> bool:
+    def _used(self, copy: Link, used_ns: int | None = None) -> bool:
+        """A file counts as used at a time, by default that of the chain used last, or now; False: it is not there."""
         try:
-            os.utime(self._path(copy), ns=(self._latest[copy.key],) * 2)
+            os.utime(self._path(copy), ns=(self._used_ns(copy) if used_ns is None else used_ns,) * 2)
         except FileNotFoundError:
             return False
         except OSError:  # it can be read all the same
             pass
         return True
 
+    def _used_ns(self, link: Link) -> int:
+        return self._latest.get(link.key, time.time_ns())
+
     def pass_over(self, links: Sequence[Link]) -> None:
         for link in links:
-            with contextlib.suppress(OSError):  # it is gone, or another user's
-                os.utime(self._path(link), ns=(0, 0))
+            self._used(link, 0)
 
     def pin(self, key: bytes, expires: float) -> None:
         name = asked_name(key)
@@ -229,18 +232,25 @@ class FolderPlace:
             self._writing.failed(_why(error))
 
     def tidy(self) -> None:
-        if self._ttl_s is not None:
-            try:
-                self._expire(self._ttl_s)
-            except OSError as error:
-                self._writing.failed(_why(error))
+        """Remove what nobody used for `ttl_s` and nothing pins."""
+        if self._ttl_s is None:
+            return
+        try:
+            files = self._look()
+            old = [file for file in files if file.used_ns < time.time_ns() - self._ttl_s * 1e9]
+            pinned = pinned_paths(read_pins(self._folder), files) if old else set()
+            for file in old:
+                if file.path not in pinned and file.path not in self._stuck:
+                    self._evict(file)
+        except OSError as error:
+            self._writing.failed(_why(error))
 
     def write(self, block: Block) -> Outcome:
         rounded = block.may_round and self._identity.in_f16 and rounds(self._codec, self._rate, far=False)
         if block.link.rounded or rounded:
             copy = block.link.copy(True)
             if self._copy(copy) is not None:
-                self._used_again(copy)
+                self._used(copy)  # or eviction takes it for as old as its file
                 return Outcome.WRITTEN
             if block.link.rounded:
                 return Outcome.DECLINED
@@ -263,7 +273,7 @@ class FolderPlace:
                 self.stats.n_written += 1
                 self.stats.n_written_bytes += n_bytes
             else:
-                self._used_again(copy)
+                self._used(copy)
             self._remember(block.link.key, block.tokens)
             if not block.link.snapshot:
                 self._drop_tails(block, rounded)
@@ -276,14 +286,6 @@ class FolderPlace:
         self._refused.discard(path)
         self._writing.succeeded()
         return Outcome.WRITTEN
-
-    def _used_ns(self, link: Link) -> int:
-        return self._latest.get(link.key, time.time_ns())
-
-    def _used_again(self, copy: Link) -> None:
-        """What is written and there already counts as used, or eviction takes it for as old as its file."""
-        with contextlib.suppress(OSError):  # it is gone, or another user's
-            os.utime(self._path(copy), ns=(self._used_ns(copy),) * 2)
 
     @staticmethod
     def _is_theirs(path: Path) -> bool:
@@ -313,15 +315,6 @@ class FolderPlace:
         """So many more are there since."""
         self.stats.n_blocks += n_blocks
         self.stats.n_bytes += n_bytes
-
-    def _expire(self, unused_s: float) -> None:
-        """Remove what nobody used for so many seconds and nothing pins. Raises OSError."""
-        files = self._look()
-        old = [file for file in files if file.used_ns < time.time_ns() - unused_s * 1e9]
-        pinned = pinned_paths(read_pins(self._folder), files) if old else set()
-        for file in old:
-            if file.path not in pinned and file.path not in self._stuck:
-                self._evict(file)
 
     def _evict(self, file: BlockFile) -> None:
         try:

@@ -31,8 +31,7 @@ class Ram:
         self.n_bytes = 0
         """Bytes of all blocks, and of those being read that will stay."""
         self._blocks: OrderedDict[bytes, KeptBlock] = OrderedDict()  # the least recently used first
-        self._children: dict[bytes, set[bytes]] = {}
-        self._snapshots: dict[bytes, set[bytes]] = {}
+        self._following: dict[tuple[bytes, bool], set[bytes]] = {}  # by parent, blocks or snapshots
         self.passed: set[bytes] = set()
         """Keys of snapshots that the newest ones of their chain make superfluous: they go first."""
         self.pins = Pins(self)
@@ -68,7 +67,7 @@ class Ram:
 
     def following(self, parent: bytes, snapshots: bool = False) -> list[Child]:
         """The blocks that follow one; or the snapshots behind it, or a root, and fewer than BLOCK_TOKENS further tokens."""
-        blocks = [self._blocks[key] for key in sorted((self._snapshots if snapshots else self._children).get(parent, ()))]
+        blocks = [self._blocks[key] for key in sorted(self._following.get((parent, snapshots), ()))]
         return [Child(block.link, block.tokens) for block in blocks]
 
     def put(self, block: KeptBlock) -> float:
@@ -79,24 +78,21 @@ class Ram:
         for link in gone:
             self.remove(link.key)
         self._blocks[block.link.key] = block
-        self._siblings(block).setdefault(block.link.parent, set()).add(block.link.key)
+        self._following.setdefault((block.link.parent, block.link.snapshot), set()).add(block.link.key)
         self.n_bytes += block.n_bytes
         return max((self.pins.move(link.key, block.link.key) for link in gone), default=0.0)
 
     def remove(self, key: bytes) -> None:
         block = self._blocks.pop(key)
         self.n_bytes -= block.n_bytes
-        siblings = self._siblings(block)[block.link.parent]
+        siblings = self._following[where := (block.link.parent, block.link.snapshot)]
         siblings.remove(key)
         if not siblings:
-            del self._siblings(block)[block.link.parent]
+            del self._following[where]
         for keys in (self.passed, self.below, self.alone):
             keys.discard(key)
         for writer in self.writers:
             writer.discard(key)
-
-    def _siblings(self, block: KeptBlock) -> dict[bytes, set[bytes]]:
-        return self._snapshots if block.link.snapshot else self._children
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Note that a chain was used, from the root on. Children count as less recently used than their parents, and are evicted before them."""

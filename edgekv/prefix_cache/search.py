@@ -1,6 +1,6 @@
 """Finds the stored chain that goes furthest along a sequence of tokens, and near misses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -72,7 +72,8 @@ class Search:
                 if n_best == len(rest) or not tier.working:
                     continue
                 [children] = tier.children([parent])
-                accepted = self._accepted(children, path)
+                least = path[-1].link.reading if path else Reading.EXACT
+                accepted = serving(children, range(least, self._accepts + 1), self._read_with, self._read_with.takes_rounded)
                 n_refused = max([n_refused, *(n for child in children if (n := n_common(child.tokens, rest)) == min(len(child.tokens), len(rest)))])
                 for child in accepted:
                     n = n_common(child.tokens, rest)
@@ -85,12 +86,6 @@ class Search:
         nearly = self._nearly(position, n_best, siblings)
         why = MissReason.OTHER_SETTINGS if n_refused > n_best else MissReason.DIVERGED if nearly is not None else MissReason.COLD
         return replace(self._match, steps=best, nearly=nearly, missed=Miss(why, position))
-
-    def _accepted(self, children: list[Child], path: tuple[ChainStep, ...]) -> list[Child]:
-        least = path[-1].link.reading if path else Reading.EXACT
-        found = [known for child in children if least <= child.link.reading <= self._accepts and (self._read_with.takes_rounded or not child.link.rounded)
-                 if (known := read_with_these(child, self._read_with)) is not None]
-        return sorted(found, key=lambda child: (child.link.label, -child.link.n))
 
     # ---- whole blocks: their keys follow from the tokens -----------------------------------------------------------------------------
 
@@ -166,10 +161,14 @@ class Search:
         return longest
 
 
-def read_with_these(child: Child, read_with: ReadWith) -> Child | None:
-    """A child, with the settings that read its tokens in its link; None if those are other settings."""
-    link = child_link(child.link.parent, child.link.reading, child.tokens, read_with.of(child.link.reading), child.link.rounded)
-    return Child(link, child.tokens) if link == child.link else None
+def serving(children: Iterable[Child], readings: range, read_with: ReadWith, rounded: bool) -> list[Child]:
+    """The children that were read so, with these settings, which their links name then; the best and longest first. rounded: also rounded copies."""
+    found = []
+    for child in children:
+        link = child_link(child.link.parent, child.link.reading, child.tokens, read_with.of(child.link.reading), child.link.rounded)
+        if child.link.reading in readings and (rounded or not child.link.rounded) and link == child.link:
+            found.append(Child(link, child.tokens))
+    return sorted(found, key=lambda child: (child.link.label, -child.link.n))
 
 
 def goes_on_alike(stored: np.ndarray, asked: np.ndarray, shift: int = 16, n: int = 24) -> bool:

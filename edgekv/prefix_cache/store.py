@@ -13,10 +13,10 @@ from edgekv.common.units import size
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, HeldRows, KeptBlock, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.prefix_cache.coming import ComingBlock, InFlight
 from edgekv.prefix_cache.identity import ModelIdentity, SnapshotLayout
-from edgekv.prefix_cache.place import Child, Outcome, Place, Tier, log, unreadable
+from edgekv.prefix_cache.place import Outcome, Place, Tier, log, unreadable
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import BlockPiece, Holds, KeptSnapshot, Miss, PlaceStats, PrefixHit, Saved, StoreStats
-from edgekv.prefix_cache.search import ChainStep, Match, Search, read_with_these, up_to_snapshot
+from edgekv.prefix_cache.search import ChainStep, Match, Search, serving, up_to_snapshot
 from edgekv.prefix_cache.settings import StoreSettings, open_places
 from edgekv.prefix_cache.writer import Writer
 
@@ -285,11 +285,8 @@ class PrefixStore:
             links = [child_link(parent, Reading(reading), part, read_with.of(Reading(reading)), rounded) for reading in readings]
             had = [tier.have(links) for tier in near]
             return next((link for i, link in enumerate(links) if any(one[i] for one in had)), None)
-        children: list[Child] = [child for tier in near for child in tier.children([parent])[0]]
-        found = [known.link for child in children
-                 if child.link.reading in readings and (rounded or not child.link.rounded) and np.array_equal(child.tokens[: len(part)], part)
-                 if (known := read_with_these(child, read_with)) is not None]
-        return min(found, key=lambda link: link.reading, default=None)
+        children = [child for tier in near for child in tier.children([parent])[0] if np.array_equal(child.tokens[: len(part)], part)]
+        return min((child.link for child in serving(children, readings, read_with, rounded)), key=lambda link: link.reading, default=None)
 
     def _block(self, link: Link, tokens: np.ndarray, rows: np.ndarray | HeldRows, may_round: bool) -> KeptBlock:
         layout, n_bytes = self.identity.layout, self.identity.layout.block_bytes(len(tokens))

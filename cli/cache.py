@@ -165,19 +165,20 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: st
 @folder_option
 def verify(remove: bool, folder: Path | None) -> None:
     """Read every block and snapshot and check them against their checksums. The exit code is 1 if one is damaged."""
-    from edgekv.prefix_cache.files import remove_file
-    from edgekv.prefix_cache.listing import check_files
+    from edgekv.prefix_cache.files import listed, remove_file
+    from edgekv.prefix_cache.listing import fault_of
 
     n = n_bytes = n_damaged = 0
     with progress_bar() as show_progress:
-        for n, n_files, checked in check_files(_folder(folder)):
-            show_progress("verify", n, n_files)
-            n_bytes += checked.file.n_bytes
-            if checked.refused is not None:
-                n_damaged += checked.refused.damaged
-                click.echo(f"{checked.file.path}: {checked.refused}", err=True)
-                if checked.refused.damaged and remove:
-                    remove_file(checked.file.path)
+        for n, file in enumerate(files := listed(_folder(folder)), 1):
+            fault = fault_of(file)
+            show_progress("verify", n, len(files))
+            n_bytes += file.n_bytes
+            if fault is not None:
+                n_damaged += fault.damaged
+                click.echo(f"{file.path}: {fault}", err=True)
+                if fault.damaged and remove:
+                    remove_file(file.path)
     click.echo(f"{n} blocks, {size(n_bytes)}, {n_damaged} damaged")
     if n_damaged:
         then = "they were removed" if remove else "servers skip them; `edgekv cache verify --remove` removes them"

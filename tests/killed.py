@@ -25,7 +25,8 @@ from support.serve_process import Served, serving  # noqa: E402
 
 from edgekv.models import synth  # noqa: E402
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS  # noqa: E402
-from edgekv.prefix_cache.listing import check_files  # noqa: E402
+from edgekv.prefix_cache.files import scan  # noqa: E402
+from edgekv.prefix_cache.listing import fault_of  # noqa: E402
 
 N_PROMPT, N_ANSWER, N_SLOTS = 3000, 16, 2
 LOAD_S, WRITE_S, AFTER_S = 0.3, 0.02, 2.0
@@ -56,7 +57,7 @@ class Round:
             with self._server() as server:
                 row = self._kill_during(server, act, [written])
         temporaries = len(list(self._folder.rglob(".tmp-*")))
-        damaged = [one.file.path.name for *_, one in check_files(self._folder) if one.refused]
+        damaged = [one.path.name for one in scan(self._folder) if fault_of(one)]
         assert not damaged, f"damaged files after the kill: {damaged}"
         with self._server() as server:
             assert not list(self._folder.rglob(".tmp-*")), "a temporary file stays"

@@ -18,7 +18,7 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 
 BUDGETS = {
     ".ci": 180,
-    "cli": 3_999,
+    "cli": 4_000,
     "cli/chat": 2_702,
     "edgekv": 1_149,
     "edgekv/_native": 2_731,
@@ -31,7 +31,7 @@ BUDGETS = {
     "edgekv/pages": 185,
     "edgekv/planning": 2_669,
     "edgekv/policies": 1_177,
-    "edgekv/prefix_cache": 4_116,
+    "edgekv/prefix_cache": 4_106,
     "edgekv/proof": 959,
     "edgekv/runtime": 1_727,
     "edgekv/server": 5_715,
@@ -48,7 +48,7 @@ BUDGETS = {
     "native/tests": 7_652,
     "native/tests/ptx": 1_509,
     "patches": 3_894,
-    "tests": 2_195,
+    "tests": 2_196,
     "tests/agents": 0,
     "tests/architectures": 920,
     "tests/arrays": 411,

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -74,13 +74,6 @@ class Chain(Struct, frozen=True):
         return max(0, time.time_ns() - self.leaf.used_ns) / 1e9
 
 
-class Checked(Struct, frozen=True):
-    """A block's file and its fault, if any."""
-
-    file: BlockFile
-    refused: Refused | None
-
-
 def list_chains(folder: Path) -> list[Chain]:
     """Every conversation in a folder, the one that was used last first. Raises EdgeKVError if the folder cannot be read."""
     files, pins = listed(folder), read_pins(folder)
@@ -127,22 +120,19 @@ def remove_chains(doomed: Iterable[Chain], chains: Iterable[Chain]) -> int:
     return remove_files([*files, *snapshots_on(files, (file for chain in doomed for file in chain.snapshots))])
 
 
-def check_files(folder: Path) -> Iterator[tuple[int, int, Checked]]:
-    """Read and verify every block and snapshot. Yields the number done, the number of all, and the last one. Raises EdgeKVError."""
-    files = listed(folder)
-    for i, file in enumerate(files, 1):
-        refused = None
-        try:
-            reader = open_block(file.path, file.root, file.link, None, Rate())
-            layout = reader.header.layout
-            reader.read(range(layout.n_layers), np.empty(layout.block_bytes(file.link.n), np.uint8))
-        except Refused as error:
-            refused = error
-        except FileNotFoundError:  # evicted meanwhile
-            pass
-        except OSError as error:
-            refused = Refused(f"it cannot be read ({error.strerror})", damaged=False)
-        yield i, len(files), Checked(file, refused)
+def fault_of(file: BlockFile) -> Refused | None:
+    """Read and verify all of a block or snapshot; None: it is as it was written, or evicted meanwhile."""
+    try:
+        reader = open_block(file.path, file.root, file.link, None, Rate())
+        layout = reader.header.layout
+        reader.read(range(layout.n_layers), np.empty(layout.block_bytes(file.link.n), np.uint8))
+    except Refused as error:
+        return error
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return Refused(f"it cannot be read ({error.strerror})", damaged=False)
+    return None
 
 
 def first_tokens(chain: Chain, n: int) -> list[int]:

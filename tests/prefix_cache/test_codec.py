@@ -19,7 +19,7 @@ from edgekv.prefix_cache.folder import FolderPlace
 from edgekv.prefix_cache.format import Refused, decode_header, encode
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout, fingerprint
 from edgekv.prefix_cache.kept_prompts import Kept
-from edgekv.prefix_cache.listing import check_files, list_chains, remove_chains
+from edgekv.prefix_cache.listing import fault_of, list_chains, remove_chains
 from edgekv.prefix_cache.place import Outcome
 from edgekv.prefix_cache.place_rates import LEAST_SEEN_S, SLOW_RATE, Rate, rounds
 from edgekv.prefix_cache.settings import StoreSettings
@@ -210,7 +210,7 @@ def test_who_takes_rounded_rows_finds_them_and_nobody_else(tmp_path):
     assert [(piece.n, piece.source, piece.reading) for piece in pieces] == [(n, "disk", Reading.ROUNDED) for n in (256, 256, 88)]
     assert all(close_to(piece.block.payload, payload(tokens[piece.first : piece.first + piece.n])) for piece in pieces)
     assert {piece.source for piece in restored(again, tokens)} == {"ram"} and not restored(again, tokens, NOT, Reading.EXACT)
-    assert all(checked.refused is None for *_, checked in check_files(tmp_path))
+    assert not any(map(fault_of, scan(tmp_path)))
 
 
 def test_rows_as_they_were_read_replace_rounded_ones(tmp_path):

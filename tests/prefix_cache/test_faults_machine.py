@@ -24,7 +24,7 @@ from edgekv.prefix_cache.blocks import Block, Link
 from edgekv.prefix_cache.files import path_of, read_header, scan
 from edgekv.prefix_cache.format import encode
 from edgekv.prefix_cache.identity import begins_chain
-from edgekv.prefix_cache.listing import check_files, list_chains
+from edgekv.prefix_cache.listing import fault_of, list_chains
 from edgekv.prefix_cache.named import Pin, read_pins, write_pin
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -198,7 +198,7 @@ class Machine(Owners):
             OBSTACLES[how](path)
         removed = how not in (*OBSTACLES, *DENIED, "another program's", "another version's")
         with theirs({path}, DENIED[how]) if how in DENIED else nullcontext(), self.owner(AMPLE, "folder") as where:
-            refused = [checked.file.path for *_, checked in check_files(self.folder) if checked.refused]
+            refused = [file.path for file in scan(self.folder) if fault_of(file)]
             assert refused == [path] and list_chains(self.folder)
             if file.link.snapshot:
                 assert all(snapshot(where, one) >= self.furthest(one, but=at[id(one)]) for one in self.kept)
@@ -216,7 +216,7 @@ class Machine(Owners):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
             path.write_bytes(data)
         self.holds()
-        assert not self.calm or not [checked for *_, checked in check_files(self.folder) if checked.refused]
+        assert not self.calm or not any(map(fault_of, scan(self.folder)))
 
     def find_but(self, where: PrefixStore, ends: dict[int, int]) -> None:
         """Of some conversations only so many tokens are there. The first time one may end there; then another one's beginning is found."""
@@ -300,7 +300,7 @@ class Machine(Owners):
             save(self.store, one)
             self.store.close(0)
         self.store = self.opened(self.ram_blocks)
-        assert not [checked for *_, checked in check_files(self.folder) if checked.refused]
+        assert not any(map(fault_of, scan(self.folder)))
         assert self.bounded or self.holds() is None
         save(self.store, one)
         self.promise(one)

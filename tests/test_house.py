@@ -31,7 +31,7 @@ BUDGETS = {
     "edgekv/pages": 185,
     "edgekv/planning": 2_669,
     "edgekv/policies": 1_177,
-    "edgekv/prefix_cache": 4_106,
+    "edgekv/prefix_cache": 4_114,
     "edgekv/proof": 959,
     "edgekv/runtime": 1_727,
     "edgekv/server": 5_715,

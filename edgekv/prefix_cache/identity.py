@@ -1,6 +1,7 @@
 """A model's identity: everything but the tokens that K and V depend on. It tells the stored rows that fit a model, and their size."""
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 from msgspec import Struct
@@ -34,9 +35,16 @@ class RowLayout(Struct, frozen=True):
         return n_tokens * self.token_bytes()
 
     def layer_starts(self, n_tokens: int) -> np.ndarray:
-        """The offsets of each layer in the payload of `n_tokens`, and of the end: int64 [layer + 1], in bytes."""
-        sizes = (np.array(self.k_bytes, np.int64) + np.array(self.v_bytes, np.int64)) * n_tokens
-        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        """The offsets of each layer in the payload of `n_tokens`, and of the end: int64 [layer + 1], in bytes, read-only."""
+        return _layer_starts(self, n_tokens)
+
+
+@lru_cache(16)  # every read of some layers of a block asks
+def _layer_starts(layout: RowLayout, n_tokens: int) -> np.ndarray:
+    sizes = (np.array(layout.k_bytes, np.int64) + np.array(layout.v_bytes, np.int64)) * n_tokens
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    starts.flags.writeable = False
+    return starts
 
 
 class SnapshotLayout(Struct, frozen=True):

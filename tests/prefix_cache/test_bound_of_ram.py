@@ -2,13 +2,13 @@
 
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 from support import stores
 from support.prefix_rows import conversation, exact
-from support.redis_server import RedisServer
 
 from edgekv.prefix_cache import coming
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading, most_in_flight
@@ -30,28 +30,21 @@ BESIDE = 6 << 20
 
 
 def open_store(ram_bytes: int, **where) -> PrefixStore:
-    return stores.open_store(who=ModelIdentity(b"wide", WIDE, "wide"), ram_bytes=ram_bytes, url_timeout_s=20.0, **where)
+    return stores.open_store(who=ModelIdentity(b"wide", WIDE, "wide"), ram_bytes=ram_bytes, **where)
 
 
 def rows(first: int, n: int) -> np.ndarray:
     return np.full(WIDE.block_bytes(n), first // BLOCK_TOKENS + 1, np.uint8)
 
 
-@pytest.fixture(params=["disk", "remote"])
-def opens(request, tmp_path) -> Iterator[Callable[[int], PrefixStore]]:
+@pytest.fixture
+def opens(below) -> Callable[[int], PrefixStore]:
     """Stores with a bound of RAM, and a chain of 192 MiB below."""
-    server = None
-    where: dict = {"folder": tmp_path}
-    if request.param == "remote":
-        server = RedisServer(tmp_path)
-        where = {"url": server.url}
-    store = open_store(2 * WHOLE, **where)
+    store = open_store(2 * WHOLE, **below)
     store.insert(Conversation(TOKENS), exact(TOKENS), rows)
     assert store.flush(60)
     store.close()
-    yield lambda ram_bytes: open_store(ram_bytes, **where)
-    if server is not None:
-        server.kill()
+    return partial(open_store, **below)
 
 
 def stream(store: PrefixStore, restored: PrefixHit, check: Callable[[], None]) -> int:

@@ -300,11 +300,8 @@ def test_the_time_of_unpacking_is_not_the_places(tmp_path, monkeypatch):
     assert 0 < sum(seen) < file.n_bytes < 0.45 * LAYOUT.block_bytes(256) + 4096
 
 
-def test_a_shared_server_keeps_rounded_rows_until_it_is_known_to_be_fast(tmp_path, monkeypatch):
-    pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
-    from support.redis_server import RedisServer
-
-    server, tokens = RedisServer(tmp_path), conversation(600)
+def test_a_shared_server_keeps_rounded_rows_until_it_is_known_to_be_fast(server, monkeypatch):
+    tokens = conversation(600)
 
     def opened() -> PrefixStore:
         return open_store(None, CacheCodec.AUTO, url=server.url, url_timeout_s=20.0)
@@ -314,20 +311,17 @@ def test_a_shared_server_keeps_rounded_rows_until_it_is_known_to_be_fast(tmp_pat
         return sorted(name.endswith(b":rounded") for name in names)
 
     monkeypatch.setattr(Rate, "reached", lambda *_: False)
-    try:
-        save(opened(), tokens)
-        assert kept() == [True] * 3
-        store = opened()
-        assert not restored(store, tokens, NOT, Reading.EXACT)
-        pieces = restored(store, tokens)
-        assert [(piece.n, piece.source, piece.reading) for piece in pieces] == [(n, "remote", Reading.ROUNDED) for n in (256, 256, 88)]
-        assert all(close_to(piece.block.payload, payload(tokens[piece.first : piece.first + piece.n])) for piece in pieces)
-        monkeypatch.setattr(Rate, "reached", lambda *_: True)
-        save(opened(), conversation(100, 1, after=tokens[:512]))
-        assert kept() == [False] * 3 + [True] * 3  # a fast server gets the rows as they are; the other tail goes on otherwise
-        assert {piece.reading for piece in restored(opened(), tokens[:512], NOT, Reading.EXACT)} == {Reading.EXACT}
-    finally:
-        server.kill()
+    save(opened(), tokens)
+    assert kept() == [True] * 3
+    store = opened()
+    assert not restored(store, tokens, NOT, Reading.EXACT)
+    pieces = restored(store, tokens)
+    assert [(piece.n, piece.source, piece.reading) for piece in pieces] == [(n, "remote", Reading.ROUNDED) for n in (256, 256, 88)]
+    assert all(close_to(piece.block.payload, payload(tokens[piece.first : piece.first + piece.n])) for piece in pieces)
+    monkeypatch.setattr(Rate, "reached", lambda *_: True)
+    save(opened(), conversation(100, 1, after=tokens[:512]))
+    assert kept() == [False] * 3 + [True] * 3  # a fast server gets the rows as they are; the other tail goes on otherwise
+    assert {piece.reading for piece in restored(opened(), tokens[:512], NOT, Reading.EXACT)} == {Reading.EXACT}
 
 
 def test_a_damaged_copy_is_removed(tmp_path):

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.prefix_rows import check_rows, conversation, exact, state
-from support.redis_server import RedisServer
 from support.stores import open_store, restore, save, snapshots_in
 
 from edgekv.prefix_cache import conversations
@@ -55,49 +54,29 @@ def snapshots(folder: Path) -> list[BlockFile]:
     return [file for file in scan(folder) if file.link.snapshot]
 
 
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory):
-    pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
-
-
-@pytest.fixture(params=["folder", "server"])
-def lower(request, tmp_path):
-    """Settings of a place below RAM, and its name."""
-    if request.param == "folder":
-        return {"folder": tmp_path / "prefixes"}, "disk"
-    server = request.getfixturevalue("redis")
-    server.client.flushall()
-    return {"url": server.url, "url_timeout_s": 20.0}, "remote"
-
-
-def test_a_model_without_rows_of_every_token_has_them_alone(lower):
+def test_a_model_without_rows_of_every_token_has_them_alone(below):
     """All of its layers slide, or keep a state: blocks are empty."""
-    where, name = lower
     who, tokens = ModelIdentity(b"no rows", RowLayout((), ()), "no rows"), conversation(700)
-    store = open_store(who=who, **where)
+    store = open_store(who=who, **below)
     store.insert(Conversation(tokens), exact(tokens), lambda first, n: np.empty(0, np.uint8))
     assert store.insert_snapshot(Conversation(tokens[:600]), exact(tokens[:600]), state(tokens[:600], N_BYTES)) and store.flush(20)
-    assert found(open_store(who=who, **where), tokens) == (600, name)
+    again = open_store(who=who, **below)
+    assert found(again, tokens) == (600, again.places[0].name)
 
 
-def test_models_that_keep_only_rows_never_ask(lower, monkeypatch: pytest.MonkeyPatch):
-    where, _ = lower
+def test_models_that_keep_only_rows_never_ask(below, monkeypatch: pytest.MonkeyPatch):
     tokens = conversation(700)
-    keep(open_store(**where), tokens, 600)
-    store = open_store(**where)
+    keep(open_store(**below), tokens, 600)
+    store = open_store(**below)
     works = type(store.places[0]).children
     monkeypatch.setattr(type(store.places[0]), "children", lambda place, of, snapshots=False: pytest.fail("it asked") if snapshots else works(place, of))
     assert check_rows(restore(store, tokens, 0, EXACT), tokens, 0, EXACT) == 700
 
 
-def test_a_long_prompt_asks_a_far_server_once(redis, monkeypatch: pytest.MonkeyPatch):
-    redis.client.flushall()
+def test_a_long_prompt_asks_a_far_server_once(server, monkeypatch: pytest.MonkeyPatch):
     tokens = conversation(20 * 256)
-    keep(open_store(url=redis.url, url_timeout_s=20.0), tokens, 300)
-    store, asked = open_store(url=redis.url, url_timeout_s=20.0), []
+    keep(open_store(url=server.url, url_timeout_s=20.0), tokens, 300)
+    store, asked = open_store(url=server.url, url_timeout_s=20.0), []
     place = store.places[0]
     works = place.children
     monkeypatch.setattr(place, "children", lambda parents, snapshots=False: (snapshots and asked.append(len(parents))) or works(parents, snapshots))

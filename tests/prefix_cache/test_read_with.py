@@ -1,11 +1,8 @@
 """Sampled rows serve a reader with the same settings: a worse sample never passes for a better one."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from support.prefix_rows import conversation, exact, reader
-from support.redis_server import RedisServer
 from support.stores import open_store, restore
 
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading, ReadWith, child_link
@@ -15,21 +12,12 @@ COARSE, FINE = ReadWith(sampled=b"resolution 20"), ReadWith(sampled=b"resolution
 N_PROMPT = 300
 
 
-def opened(folder: Path | None, url: str | None = None) -> PrefixStore:
-    return open_store(folder, 0 if folder or url else 1 << 24, url=url, url_timeout_s=20.0)
-
-
-@pytest.fixture(params=["ram", "disk", "server"])
+@pytest.fixture(params=["ram", "disk", "remote"])
 def store(request, tmp_path):
     """A store with blocks in one place only."""
-    server = None
-    if request.param == "server":
-        server = RedisServer(tmp_path)
-    store = opened(tmp_path if request.param == "disk" else None, server.url if server else None)
-    yield store
-    store.close()
-    if server:
-        server.kill()
+    if request.param == "remote":
+        return open_store(ram_bytes=0, url=request.getfixturevalue("server").url, url_timeout_s=20.0)
+    return open_store(tmp_path, ram_bytes=0) if request.param == "disk" else open_store(ram_bytes=1 << 24)
 
 
 def save(store: PrefixStore, tokens: np.ndarray, read_with: ReadWith) -> int:
@@ -66,7 +54,7 @@ def test_a_longer_block_of_other_settings_leaves_a_tail(store):
 
 def test_settings_survive_on_the_disk(tmp_path):
     tokens = conversation(900)
-    store = opened(tmp_path)
+    store = open_store(tmp_path, ram_bytes=0)
     save(store, tokens, FINE)
     store.close()
     again = open_store(tmp_path)  # with RAM, where restored blocks come

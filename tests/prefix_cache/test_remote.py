@@ -21,21 +21,7 @@ from edgekv.prefix_cache.remote import RedisPlace
 from edgekv.prefix_cache.store import PrefixStore
 
 EXACT, _, SAMPLED, SPARSE = Reading
-redis = pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory):
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def server(running):
-    running.client.flushall()
-    running.client.config_set("maxmemory", 0)
-    return running
+pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
 
 
 def open_store(url: str, **more) -> PrefixStore:

@@ -1,4 +1,5 @@
-"""Any order of saves, snapshots, loads that other saves and evictions cross, pins, restarts, crashes and damage, compared with a list of what was saved."""
+"""Any order of saves, snapshots, loads that other saves and evictions cross, pins, slots that need their cells and restarts, compared with a list of what
+was saved. What happens to places: test_faults_machine.py."""
 
 import shutil
 import tempfile
@@ -57,8 +58,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(ram_blocks=st.sampled_from([0, 2, 6, AMPLE, AMPLE]), on_disk=st.booleans(), n=LENGTH,
                 worst=st.sampled_from([Reading.EXACT, Reading.SPARSE, Reading.SPARSE]))
     def begin(self, ram_blocks, on_disk, worst, n):
-        self.home, self.n_folders = Path(tempfile.mkdtemp()), 1
-        self.folder = self.home / "0" if on_disk else None
+        self.folder = Path(tempfile.mkdtemp()) if on_disk else None
         self.ram_bytes, self.worst, self.now = ram_blocks * BLOCK_BYTES, worst, 0.0
         self.conversations: list[Said] = []
         self.saved: list[Said] = []
@@ -67,8 +67,6 @@ class Machine(RuleBasedStateMachine):
         """The same of snapshots."""
         self.lost = not on_disk and ram_blocks != AMPLE
         """Not all of it need be there."""
-        self.damaged = False
-        """A file may be found damaged whenever it is read, and counts as there until then."""
         self.pins: list[tuple[Conversation, float]] = []
         """Prompts, and how long they stay."""
         self.matches: list[tuple[Match, int]] = []
@@ -89,7 +87,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "store"):
             self.stop()
-            shutil.rmtree(self.home)
+            if self.folder is not None:
+                shutil.rmtree(self.folder)
 
     def stop(self):
         self.matches.clear()
@@ -120,9 +119,10 @@ class Machine(RuleBasedStateMachine):
     @rule(which=WHICH, n=LENGTH, pinned_for=PINNED, snapshots=SNAPSHOTS, again=st.none() | READING, in_slot=st.booleans())
     def insert(self, which, n, pinned_for, snapshots, again=None, in_slot=False):
         """again: how all was read this time. in_slot: the rows stay in their cells."""
-        tokens, readings, read_with = self.conversations[which % len(self.conversations)]
-        tokens, readings = tokens[:n], readings[:n] if again is None else np.full(len(tokens[:n]), min(again, self.worst), np.uint8)
-        stays = ((len(tokens), self.now + pinned_for),) if pinned_for and not self.damaged and not in_slot else ()
+        further, labels, read_with = self.conversations[which % len(self.conversations)]
+        labels = labels if again is None else np.full(len(further), min(again, self.worst), np.uint8)
+        tokens, readings = further[:n], labels[:n]
+        stays = ((len(tokens), self.now + pinned_for),) if pinned_for and not in_slot else ()
         read = reader(tokens, readings)
 
         def hold(first: int, n: int) -> InSlot:
@@ -140,9 +140,9 @@ class Machine(RuleBasedStateMachine):
         self.saved.append((tokens[:n_kept], readings[:n_kept], read_with))
         if stays and not saved.n_left_out:
             self.pins.append((of, self.now + pinned_for))
-        for at in snapshots:
-            if self.store.insert_snapshot(of._replace(tokens=tokens[:at]), readings[:at], state(tokens[:at])):
-                self.snapshots.append((tokens[:at], readings[:at], read_with))
+        for at in snapshots:  # also of tokens whose rows are not there yet
+            if self.store.insert_snapshot(of._replace(tokens=further[:at]), labels[:at], state(further[:at])):
+                self.snapshots.append((further[:at], labels[:at], read_with))
 
     @rule(which=WHICH, n=LENGTH, how=HOW, since=SINCE, again=READING | st.just(Reading.EXACT), more=MORE, snapshots=SNAPSHOTS)
     def read_again(self, which, n, how, since, again, more, snapshots):
@@ -162,6 +162,14 @@ class Machine(RuleBasedStateMachine):
             if (rows := ref()) is not None:
                 rows.needed()
                 assert not rows.held, "the slot waits for ever"
+
+    @rule(which=WHICH, n=LENGTH, first=st.integers(0, 2))
+    def slot_is_needed_in_a_load(self, which, n, first):
+        """A hit has found rows in a slot, and gets them although RAM may have no room."""
+        self.talk(which, 600, n, (Reading.EXACT, ONE), 0, 0, [], in_slot=True)
+        self.match(-1, AMPLE, 0, 0, Reading.SPARSE, None, None, False)
+        self.load(-1, at_once=False)
+        self.take_cells(-1, first)
 
     @rule(which=WHICH, at=ASKED, more=MORE, n_have=st.just(0) | LENGTH, accepts=ACCEPTS, goes_on=GOES_ON,
           read_with=st.sampled_from([None, None, ONE, OTHER]), now=st.booleans())
@@ -207,66 +215,34 @@ class Machine(RuleBasedStateMachine):
             return
         at = hit.snapshot.position
         assert n == max(0, at - n_have), f"{n} rows behind {n_have}, and the snapshot is at {at}"
-        payload = hit.snapshot.read()
-        assert hit.snapshot.source == "disk" if payload is None else np.array_equal(payload, state(asked[:at])), f"what is at {at} is of other tokens"
+        assert np.array_equal(hit.snapshot.read(), state(asked[:at])), f"what is at {at} is of other tokens"
 
     @precondition(lambda self: self.hits)
     @rule(which=WHICH, n=st.integers(-1, 4))
     def release(self, which, n):
-        """The rows of a hit come, all or the first, or it is given up, whatever happened since it was found. A file may be gone, what is in RAM is there."""
+        """The rows of a hit come, all or the first, or it is given up, whatever happened since it was found."""
         hit, match = self.hits.pop(which % len(self.hits))
         if n < 0:
             self.store.release(hit)
             return
-        wanted, layers = hit.pieces[:n], range(self.store.identity.layout.n_layers)
-        n_good = next((i for i, piece in enumerate(wanted) if piece.read(layers) is None), len(wanted))
-        assert n_good == len(wanted) or wanted[n_good].source == "disk"
-        self.check(hit if hit.snapshot is not None and n_good == len(hit.pieces) else hit.first_pieces(n_good), match)
-        self.store.release(hit, n_good)
+        self.check(hit if hit.snapshot is not None and n >= len(hit.pieces) else hit.first_pieces(n), match)
+        self.store.release(hit, min(n, len(hit.pieces)))
 
     @rule(seconds=st.integers(1, 60))
     def wait(self, seconds):
         self.now += seconds
         self.pins = [pin for pin in self.pins if pin[1] > self.now]
 
-    # ---- what happens to it ----------------------------------------------------------------------------------------------------------
-
-    @rule(how=st.sampled_from(["ends", "is killed", "is killed at rest"]))
-    def begin_again(self, how):
-        """The process ends and another begins, with the same folder; or it is killed, and the next finds what the folder held at that moment."""
-        self.lost |= how == "is killed" or not self.all_there()
-        if how != "ends" and self.folder is not None:
-            self.folder, old = self.home / str(self.n_folders), self.folder
-            self.n_folders += 1
-            copy_as_it_is(old, self.folder)
+    @rule()
+    def begin_again(self):
+        """The process ends and another begins, with the same folder."""
+        self.all_there()
         self.stop()
         self.pins.clear()
         if self.folder is None:
             self.saved.clear()
             self.snapshots.clear()
         self.open()
-
-    @precondition(lambda self: self.folder)
-    @rule(which=st.integers(0, 99), at=st.integers(0, 20_000), gone=st.sampled_from(["a bit", "its end", "the file"]), asked=st.booleans())
-    def damage(self, which, at, gone, asked):
-        """asked: for every conversation right afterwards; what is behind the damage is of no use without it."""
-        self.store.flush(20)
-        files = sorted(path for path in self.folder.rglob("*") if path.is_file() and path.stat().st_size)
-        if not files:
-            return
-        self.lost = self.damaged = True
-        self.pins.clear()
-        file = files[which % len(files)]
-        data = bytearray(file.read_bytes())
-        if gone == "the file":
-            file.unlink()
-        elif gone == "its end":
-            file.write_bytes(data[: at % len(data)])
-        else:
-            data[at % len(data)] ^= 1
-            file.write_bytes(data)
-        for tokens, _, read_with in self.conversations if asked else ():
-            n_restored(self.store, tokens, 0, Reading.SPARSE, read_with=read_with)
 
     # ---- what holds ------------------------------------------------------------------------------------------------------------------
 
@@ -326,18 +302,6 @@ def accepted(one: Said, match: Match) -> Reading:
 
 def not_again(first: int, n: int) -> np.ndarray:
     raise AssertionError(f"the store has the rows of {n} tokens from {first} on")
-
-
-def copy_as_it_is(folder: Path, to: Path) -> None:
-    """Copy files that another thread may write, rename or remove meanwhile."""
-    for path in [folder, *sorted(folder.rglob("*"))] if folder.exists() else []:
-        try:
-            if path.is_dir():
-                (to / path.relative_to(folder)).mkdir(parents=True, exist_ok=True)
-            else:
-                shutil.copyfile(path, to / path.relative_to(folder))
-        except FileNotFoundError:
-            pass
 
 
 TestMachine = Machine.TestCase

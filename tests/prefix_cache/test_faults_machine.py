@@ -4,7 +4,6 @@ it (tests/support/owners.py)."""
 import errno
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from itertools import takewhile
 from unittest.mock import patch
@@ -44,20 +43,15 @@ with suppress(ImportError):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A shared server, where there is one to start."""
-    with suppress(pytest.skip.Exception):
-        Owners.redis = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield
-    if Owners.redis is not None:
-        Owners.redis.kill()
+def _shared(running: RedisServer | None) -> None:
+    Owners.redis = running
 
 
 class Machine(Owners):
-    @initialize(where=st.sampled_from(["folder", "folder", "server", "both"]),
-                ram_blocks=st.sampled_from([0, 4, AMPLE, AMPLE]), bounded=st.sampled_from([False, False, True]), n=LENGTH, snapshots=SNAPSHOTS)
-    def start(self, where, ram_blocks, bounded, n, snapshots):
-        self.begin(where, ram_blocks, bounded)
+    @initialize(where=st.sampled_from(["folder", "bounded folder", "server", "both"]), ram_blocks=st.sampled_from([0, 4, AMPLE, AMPLE]),
+                n=LENGTH, snapshots=SNAPSHOTS)
+    def start(self, where, ram_blocks, n, snapshots):
+        self.begin(where, ram_blocks)
         self.talk(0, 0, n, AMPLE, snapshots, True)
 
     # ---- what owners do --------------------------------------------------------------------------------------------------------------
@@ -137,33 +131,34 @@ class Machine(Owners):
         self.store = self.opened(self.ram_blocks)
         self.holds()
 
-    @rule(which=WHICH, at=LENGTH, n=LENGTH, written=st.booleans(), fails=st.booleans())
-    def slot_is_needed(self, which, at, n, written, fails):
+    @rule(which=WHICH, at=LENGTH, n=LENGTH, written=st.booleans(), fails=st.booleans(), room=st.sampled_from([0, 1, 2, AMPLE]))
+    def slot_is_needed(self, which, at, n, written, fails, room):
         """Rows stay in their slot until it needs the cells, and take no RAM. Hits get them, places too, and a copy that fails holds nothing."""
         one, held = self.grown(which, at, n), list[InSlot]()
-        read, before = reader(one.tokens, one.readings), self.store.stats().ram.n_bytes
+        read = reader(one.tokens, one.readings)
 
         def rows(first: int, n: int) -> InSlot:
             held.append(InSlot(read(first, n), n))
             return held[-1]
 
-        self.store.insert(one.of(), one.readings, rows)
-        assert self.store.stats().ram.n_bytes <= before and held
-        assert not written or self.store.flush(20)
-        hit = restore(self.store, one.tokens, 0, SAMPLED, in_part=True, read_with=ONE)
-        if fails:
-            held[-1].read = out_of_memory
-        for slot in held:
-            with suppress(MemoryError):
-                slot.needed()
-            assert not slot.held or written and not self.ram_blocks, "the slot waits for ever"  # without RAM nobody refers to what is written
-        if not fails:
-            assert check_rows(hit, one.tokens, 0, SAMPLED) == len(one.tokens)
-        self.store.release(hit, 0 if fails else len(hit.pieces))
-        assert self.store.flush(20) and self.store.stats().ram.n_bytes <= self.store.most_ram_bytes
-        if fails and not written:
-            assert whole(self.store, one) < len(one.tokens)
-            save(self.store, one)
+        with self.owner(room) as where:
+            where.insert(one.of(), one.readings, rows)
+            assert where.stats().ram.n_bytes == 0 and held
+            assert not written or where.flush(20)
+            hit = restore(where, one.tokens, 0, SAMPLED, in_part=True, read_with=ONE)
+            if fails:
+                held[-1].read = out_of_memory
+            for slot in held:
+                with suppress(MemoryError):
+                    slot.needed()
+                assert not slot.held or written and not room, "the slot waits for ever"  # without RAM nobody refers to what is written
+            if not fails:
+                assert check_rows(hit, one.tokens, 0, SAMPLED) == len(one.tokens)
+            where.release(hit, 0 if fails else len(hit.pieces))
+            assert where.flush(20) and where.stats().ram.n_bytes <= where.most_ram_bytes
+            if fails and not written:
+                assert whole(where, one) < len(one.tokens)
+            save(where, one)
         self.promise(one)
 
     # ---- what happens to a folder ----------------------------------------------------------------------------------------------------
@@ -268,6 +263,7 @@ class Machine(Owners):
         """Nothing is lost as far as RAM has room, and what is there is read. It is said once, and once when it works again; or what is lost at the end."""
         one, old = self.grown(which, at, n), self.one(which)
         self.said.clear()
+        self.tidy = False
         with failing(calls, how[0]):
             chain = save(self.store, one).chain
             assert len(self.said) == 1 and how[1] in self.said[0].lower()
@@ -296,6 +292,7 @@ class Machine(Owners):
             self.dies(self.grown(which, at, n, snapshots=snapshots), step)
 
     def dies(self, one: Kept, step: int) -> None:
+        self.tidy = False
         with killed_at(step):
             save(self.store, one)
             self.store.close(0)
@@ -325,6 +322,7 @@ class Machine(Owners):
     def server_fails(self, which, at, n, how):
         """A miss, said once and asked once; a full one is read."""
         one, old, full = self.grown(which, at, n), self.one(which), how == "full"
+        self.tidy = False
         error = {"gone": redis.ConnectionError("Connection refused"), "slow": redis.TimeoutError("Timeout reading from socket"), "full": None}[how]
         self.server.client.config_set("maxmemory", int(full))
         with nullcontext() if full else patch.object(redis.connection.AbstractConnection, "send_packed_command", side_effect=error) as sent:
@@ -386,4 +384,4 @@ def out_of_memory(layers: range, n_bytes: int) -> np.ndarray:
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=40, stateful_step_count=16, deadline=None, derandomize=True)
+TestMachine.settings = settings(max_examples=60, stateful_step_count=16, deadline=None, derandomize=True)

@@ -86,13 +86,13 @@ class Owners(RuleBasedStateMachine):
 
     redis: RedisServer | None = None
 
-    def begin(self, where: str, ram_blocks: int, bounded: bool) -> None:
+    def begin(self, where: str, ram_blocks: int) -> None:
         self.stack, self.now, self.ticks = ExitStack(), 2e9, 0.0
-        self.server = None if where == "folder" else self.redis
+        self.server = self.redis if where in ("server", "both") else None
         self.folder = None if where == "server" and self.server else Path(self.stack.enter_context(tempfile.TemporaryDirectory())) / "prefixes"
         if self.server is not None:
             self.server.client.flushall()
-        self.bounded = bounded and self.server is None
+        self.bounded = where == "bounded folder"
         self.ram_blocks = AMPLE if self.bounded else ram_blocks
         self.folder_bytes = 50_000 if self.bounded else 1 << 30
         for module in (folder, remote):
@@ -101,6 +101,8 @@ class Owners(RuleBasedStateMachine):
         self.patch(store, "MOST_WAIT_S", 20.0)
         self.patch(writer, "PAUSE_S", 3600.0)  # writes wait for a flush, or for room
         self.patch(os, "fsync", os.fstat)
+        writes = os.write
+        self.patch(os, "write", lambda descriptor, data: writes(descriptor, data[:5000]))  # a disk may take a part of what it gets
         self.patch(folder.time, "time", lambda: self.now)
         self.patch(folder.time, "time_ns", lambda: int(self.now * 1e9))
         self.said = self.stack.enter_context(said())
@@ -116,6 +118,8 @@ class Owners(RuleBasedStateMachine):
         """Nothing else is there, and the clock never went back."""
         self.all_fit = True
         """Each of them can be kept whole by itself, and none was pinned."""
+        self.tidy = True
+        """No place was stopped while it wrote."""
         self.n_grown = 0
         self.store = self.opened(self.ram_blocks)
 
@@ -184,7 +188,13 @@ class Owners(RuleBasedStateMachine):
             blocks = self.store.ram
             assert self.store.stats().ram.n_bytes == sum(blocks.get(link.key).n_bytes for link in blocks.links()) <= self.store.most_ram_bytes
         with self.owner(0) as fresh:
-            n_found = {id(one): whole(fresh, one) for one in self.kept}
+            matches = {id(one): fresh.match_prefix(one.of(), SAMPLED) for one in self.kept}
+            n_found = {of: match.n_tokens for of, match in matches.items()}
+            on_chains = {step.link.key for match in matches.values() for step in match.steps}
+            below = {child.link.key for place in fresh.places for children in place.children([identity().root_key(), *on_chains]) for child in children}
+            assert not self.tidy or self.bounded or below == on_chains, "a tail stays beside the block that begins with it"
+            nearest = "remote" if self.folder is None else "disk"
+            assert {step.tier.name for match in matches.values() for step in match.steps} <= {nearest}, "a far place is asked for what a near one has"
             for one, _ in self.pins:
                 assert n_found[id(one)] == len(one.tokens) and snapshot(fresh, one) >= max(one.snapshots, default=0), "what is pinned goes"
                 self.uses(one)

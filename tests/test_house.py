@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 3_151,
     "tests/proof": 238,
     "tests/runtime": 6_265,
-    "tests/server": 8_985,
+    "tests/server": 8_894,
     "tests/support": 4_208,
     "tests/templates": 153,
     "tests/tiering": 1_180,

@@ -25,7 +25,7 @@ QUICK = ("arrays", "config", "models", "planning", "policies", "prefix_cache", "
 
 NOT_QUICK = ("test_backend.py", "test_bound_of_ram.py", "test_codec.py", "test_context.py", "test_crafted.py",
              "test_device_fit.py", "test_device_mode.py", "test_device_tier.py", "test_digests.py", "test_faults.py", "test_faults_machine.py",
-             "test_gather.py", "test_head_errors.py", "test_hierarchy.py", "test_kept_snapshots.py", "test_local.py", "test_ops.py", "test_plan.py",
+             "test_gather.py", "test_head_errors.py", "test_hierarchy.py", "test_local.py", "test_ops.py", "test_plan.py",
              "test_remote.py", "test_roofline.py", "test_snapshots.py", "test_workspace.py")
 """Files in these folders that measure, wait, fill memory, compile, try many random cases, or run contexts on a device."""
 

@@ -44,11 +44,12 @@ def test_what_one_has_read_the_other_has(server):
 @pytest.mark.parametrize("readings", [[EXACT] * 1300, [EXACT] * 600 + [SAMPLED] * 700], ids=["exact", "sampled at its end"])
 @pytest.mark.parametrize("near", [0, 600], ids=["all of it is far", "its beginning is in RAM"])
 def test_a_server_is_asked_once_for_each_label_of_a_chain(server, monkeypatch, readings, near):
-    tokens, asked, have = conversation(1300), [], RedisPlace.have
+    tokens, asked, have, children = conversation(1300), [], RedisPlace.have, RedisPlace.children
     save(open_store(server.url), tokens, readings)
     other = open_store(server.url)
     n_restored(other, tokens[:near], 0, SPARSE)
     monkeypatch.setattr(RedisPlace, "have", lambda place, links: (asked.append(len(links)), have(place, links))[1])
+    monkeypatch.setattr(RedisPlace, "children", lambda place, of, snapshots=False: pytest.fail("of a model of rows") if snapshots else children(place, of))
     assert n_restored(other, tokens, 0, SPARSE) == 1300
     assert len(asked) == len(set(readings)), asked
 

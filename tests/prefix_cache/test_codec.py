@@ -270,23 +270,16 @@ def test_only_numbers_in_f16_are_rounded_and_only_where_it_is_allowed(tmp_path, 
 
 
 def test_a_place_rounds_where_it_is_slow():
+    """Until a far one has given rows counts how fast it took some."""
     fast, slow, unknown = Rate(), Rate(), Rate()
     fast.stored(int(SLOW_RATE), 0.9)
     slow.stored(int(SLOW_RATE), 1.1)
     unknown.stored(1000, LEAST_SEEN_S / 2)
     for far in (False, True):
         assert [rounds(CacheCodec.AUTO, rate, far) for rate in (fast, slow, unknown)] == [False, True, far]
-        assert rounds(CacheCodec.ROUND, fast, far) and not rounds(CacheCodec.NONE, slow, far)
-
-
-def test_until_a_place_has_given_rows_counts_how_fast_it_took_some():
-    fast, slow, given, nothing = Rate(), Rate(), Rate(), Rate()
-    fast.stored(int(SLOW_RATE), 0.9)
-    slow.stored(int(SLOW_RATE), 1.1)
-    given.stored(int(SLOW_RATE), 2.0)
-    assert [rounds(CacheCodec.AUTO, nothing, True, written) for written in (fast, slow, nothing)] == [False, True, True]
-    assert rounds(CacheCodec.AUTO, given, True, fast) and not rounds(CacheCodec.AUTO, fast, True, slow)
-    assert rounds(CacheCodec.ROUND, nothing, True, fast)
+        assert rounds(CacheCodec.AUTO, slow, far, fast) and not rounds(CacheCodec.AUTO, fast, far, slow)
+        assert rounds(CacheCodec.ROUND, fast, far, fast) and not rounds(CacheCodec.NONE, slow, far, slow)
+    assert [rounds(CacheCodec.AUTO, unknown, True, written) for written in (fast, slow, Rate())] == [False, True, True]
 
 
 def test_the_time_of_unpacking_is_not_the_places(tmp_path, monkeypatch):
@@ -322,17 +315,6 @@ def test_a_shared_server_keeps_rounded_rows_until_it_is_known_to_be_fast(server,
     save(opened(), conversation(100, 1, after=tokens[:512]))
     assert kept() == [False] * 3 + [True] * 3  # a fast server gets the rows as they are; the other tail goes on otherwise
     assert {piece.reading for piece in restored(opened(), tokens[:512], NOT, Reading.EXACT)} == {Reading.EXACT}
-
-
-def test_a_damaged_copy_is_removed(tmp_path):
-    tokens = conversation(256)
-    save(open_store(tmp_path), tokens)
-    (file,) = scan(tmp_path)
-    with open(file.path, "r+b") as opened:
-        opened.seek(-10, 2)
-        opened.write(b"0123456789")
-    store = open_store(tmp_path)
-    assert not restored(store, tokens) and store.stats().disk.n_refused == 1 and not endings(tmp_path)
 
 
 def test_a_rounded_block_replaces_rounded_tails_alone(tmp_path):

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support import stores
-from support.prefix_rows import check_rows, conversation, identity
+from support.prefix_rows import conversation, identity
 from support.redis_server import RedisServer, free_port
 from support.stores import n_restored
 from support.stores import save_through as save
@@ -28,19 +29,6 @@ def open_store(url: str, **more) -> PrefixStore:
     return stores.open_store(url=url, **{"url_timeout_s": 20.0} | more)
 
 
-def test_what_one_has_read_the_other_has(server):
-    tokens = conversation(1000)
-    save(open_store(server.url), tokens)
-    other = open_store(server.url)
-    asked = conversation(100, 1, after=tokens)
-    restored = stores.restore(other, asked, 0, EXACT)
-    assert check_rows(restored, asked, 0, EXACT) == 1000
-    assert {piece.source for piece in restored.pieces} == {"remote"} and other.stats().remote.hit_tokens == 1000
-    assert {piece.source for piece in stores.restore(other, asked, 0, EXACT).pieces} == {"ram"}
-    assert n_restored(open_store(server.url), conversation(9, 2, after=tokens[:300])) == 300
-    assert n_restored(open_store(server.url), tokens, 600) == 400
-
-
 @pytest.mark.parametrize("readings", [[EXACT] * 1300, [EXACT] * 600 + [SAMPLED] * 700], ids=["exact", "sampled at its end"])
 @pytest.mark.parametrize("near", [0, 600], ids=["all of it is far", "its beginning is in RAM"])
 def test_a_server_is_asked_once_for_each_label_of_a_chain(server, monkeypatch, readings, near):
@@ -52,13 +40,6 @@ def test_a_server_is_asked_once_for_each_label_of_a_chain(server, monkeypatch, r
     monkeypatch.setattr(RedisPlace, "children", lambda place, of, snapshots=False: pytest.fail("of a model of rows") if snapshots else children(place, of))
     assert n_restored(other, tokens, 0, SPARSE) == 1300
     assert len(asked) == len(set(readings)), asked
-
-
-@pytest.mark.parametrize("most", [1, 100, 1 << 20], ids=["byte by byte", "in many parts", "at once"])
-def test_rows_come_in_parts(server, monkeypatch, most):
-    monkeypatch.setattr("edgekv.prefix_cache.remote_rows.MOST_ASKED_BYTES", most)
-    save(open_store(server.url), conversation(300))
-    assert n_restored(open_store(server.url), conversation(300)) == 300
 
 
 @pytest.mark.parametrize("change", [lambda client, name: client.delete(name), lambda client, name: client.set(name, b"x")], ids=["gone", "shorter"])
@@ -116,14 +97,6 @@ def blocks_of(server: RedisServer) -> list[bytes]:
     return [key for key in server.client.keys("edgekv:*") if b"children" not in key]
 
 
-def test_tails_go_when_the_conversation_goes_on(server):
-    tokens = conversation(300)
-    store = open_store(server.url)
-    save(store, tokens)
-    save(store, conversation(100, 1, after=tokens))
-    assert len(blocks_of(server)) == 2
-
-
 def test_the_folder_comes_first_and_each_gets_what_it_lacks(server, tmp_path):
     tokens = conversation(600)
     save(open_store(server.url), tokens)
@@ -151,9 +124,21 @@ def test_keys_of_another_kind_are_a_miss(server, caplog):
     assert len(caplog.records) == 1 and "refuses" in caplog.text
 
 
-def listen(serve, came: list[tuple[str, int]]) -> int:
-    """The port of a server that calls `serve` with each connection, and adds to `came` who connected."""
+BROKEN: dict[str, list[bytes] | None] = {
+    "silent": [], "byte by byte": [b"$1000\r\n", *[b"x"] * 999], "no Redis": [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 20], "hangs up": None, "no server": None}
+"""What a server sends, in parts with 50 ms between them: no single read takes long."""
+
+
+def listen(parts: list[bytes] | None, came: list[tuple[str, int]]) -> int:
+    """The port of a server that sends these over each connection, and adds to `came` who connected."""
     listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            for part in parts or ():
+                connection.sendall(part)
+                time.sleep(0.05)
+            time.sleep(0 if parts is None else 60)
 
     def run() -> None:
         while True:
@@ -165,36 +150,11 @@ def listen(serve, came: list[tuple[str, int]]) -> int:
     return listener.getsockname()[1]
 
 
-def silent(connection) -> None:
-    time.sleep(60)
-
-
-def dribble(connection) -> None:
-    """Begin an answer that never ends, a byte now and then: no single read takes long."""
-    try:
-        connection.recv(1000)
-        connection.sendall(b"$1000\r\n")
-        while True:
-            connection.sendall(b"x")
-            time.sleep(0.05)
-    except OSError:
-        pass
-
-
-def garbage(connection) -> None:
-    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 20)
-    time.sleep(60)
-
-
-def closing(connection) -> None:
-    connection.close()
-
-
-@pytest.mark.parametrize("serve", [silent, dribble, garbage, closing, None], ids=lambda serve: getattr(serve, "__name__", "no server"))
-def test_a_broken_server_is_a_miss_said_once_and_asked_once(serve, caplog, monkeypatch):
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_server_is_a_miss_said_once_and_asked_once(how, caplog, monkeypatch):
     monkeypatch.setattr("edgekv.prefix_cache.remote.BACK_OFF_S", 3600.0)
     came: list[tuple[str, int]] = []
-    port = free_port() if serve is None else listen(serve, came)
+    port = free_port() if how == "no server" else listen(BROKEN[how], came)
     store, tokens = open_store(f"redis://127.0.0.1:{port}", url_timeout_s=0.3), conversation(600)
     assert n_restored(store, conversation(600, 0)) == 0
     n_came = len(came)
@@ -207,18 +167,12 @@ def test_a_broken_server_is_a_miss_said_once_and_asked_once(serve, caplog, monke
     store.close(1)
 
 
-def test_addresses_that_are_none():
-    for url in ("localhost:6379", "http://localhost", "redis://localhost:port"):
-        with pytest.raises(ConfigError, match="redis://HOST:PORT"):
+def test_addresses_that_are_none_and_passwords_that_are_not_said(caplog):
+    for url in ("localhost:6379", "http://user:secret@host", "redis://user:secret@localhost:port"):
+        with pytest.raises(ConfigError, match="redis://HOST:PORT") as caught:
             open_store(url)
-
-
-def test_passwords_are_not_said(caplog):
-    with pytest.raises(ConfigError) as caught:
-        open_store("http://user:secret@host")
-    assert "secret" not in str(caught.value)
-    store = open_store("redis://:secret@127.0.0.1:1")
-    n_restored(store, conversation(300))
+        assert "secret" not in str(caught.value)
+    n_restored(open_store("redis://:secret@127.0.0.1:1"), conversation(300))
     assert "127.0.0.1:1" in caplog.text and "secret" not in caplog.text
 
 

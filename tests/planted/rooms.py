@@ -23,7 +23,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "observers": ("runtime/test_observation.py",),
     "tokens": ("runtime/test_tokens.py", "runtime/test_identity.py", "runtime/test_snapshots.py", "server/test_saving.py"),
     "kept prompts": ("server/test_cache_requests.py",), "media": ("server/test_media_hosts.py",), "sites": ("server/test_sites.py",),
-    "fetching": ("server/test_fetching.py", "server/test_expected.py"), "readings": ("server/test_saving.py", "server/test_prefixes.py"),
+    "fetching": ("server/test_fetching.py",), "readings": ("server/test_saving.py", "server/test_prefixes.py"),
     "figures": ("server/test_figures.py", "server/test_page.py"),
     "attend": ("runtime/test_exact.py", f"{KERNELS}::test_program[attend]", "runtime/test_observation.py"),
     "prompt": ("runtime/test_observation.py", "runtime/test_prompts.py", f"{KERNELS}::test_program[prompt]"),

@@ -143,16 +143,6 @@ def test_a_damaged_snapshot_is_read_again(synthetic, kind: str, monkeypatch: pyt
         assert answered(server, tokens)[0] == OPENING
 
 
-def test_memory_is_bounded_over_many_turns(synthetic):
-    model, bound = synthetic("lfm2", dtype="f32"), 4 << 20
-    with serve(model, EXACT, StoreSettings(ram_bytes=bound), n_ctx=1024) as server:
-        most = 0
-        for turn in range(80):
-            ask(server, conversation(turn % 13, 300 + turn % 50), 2)
-            most = max(most, server.prefixes.stats()[0].ram.n_bytes)
-        assert bound / 2 < most <= bound and len(snapshots_in(server.prefixes.ram)) > 3
-
-
 def test_llama_cpp_takes_no_checkpoints_of_its_own(synthetic, tmp_path: Path):
     log = tmp_path / "log"
     with serve(synthetic("lfm2", dtype="f32"), EXACT, extra=("--verbosity", "5"), log_file=log) as server:

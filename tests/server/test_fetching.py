@@ -1,4 +1,4 @@
-"""The server fetches a prompt's rows from a shared server while it answers others."""
+"""The server fetches a prompt's rows from a shared server while it answers others; those of a prompt that waits are used or given back once."""
 
 import http.client
 import json
@@ -13,15 +13,18 @@ import pytest
 from msgspec import structs
 from support import prefix_server
 from support.clients import send, until
-from support.prefix_server import EXACT, ask, n_read
+from support.prefix_server import EXACT, apart, ask, n_read
 from support.redis_server import RedisServer
 
+from edgekv.prefix_cache.blocks import Conversation
 from edgekv.prefix_cache.remote import RedisPlace
+from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.server import fetching
+from edgekv.server.fetching import Expected, Fetch
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.server import Server
 
-pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
 OFF = {"mode": "off"}
 
 
@@ -32,23 +35,18 @@ def shared(tmp_path) -> Iterator[StoreSettings]:
     server.kill()
 
 
-def conversation(seed: int, n: int = 700) -> list[int]:
-    """Conversations differ from their first token on."""
-    return [300 + seed, *prefix_server.conversation(seed, n)[1:]]
-
-
 def serve(model: Path, store: StoreSettings, kv: dict = EXACT) -> Server:
     return prefix_server.serve(model, kv, store, n_ctx=4096, n_slots=2)
 
 
 def keep(model: Path, store: StoreSettings, kv: dict = EXACT, seed: int = 1) -> dict:
     with serve(model, store, kv) as server:
-        answer = ask(server, conversation(seed))
+        answer = ask(server, apart(seed))
         server.prefixes.flush()
     return answer
 
 
-def fetching() -> list[threading.Thread]:
+def fetches() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "edgekv-fetch"]
 
 
@@ -79,14 +77,14 @@ def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, 
     first = keep(tiny, shared, kv)
     monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)  # computing would be quicker
     with serve(tiny, shared, kv) as server, ThreadPoolExecutor(2) as pool:
-        running = pool.submit(ask, server, conversation(2, 30), 400, id_slot=0)
+        running = pool.submit(ask, server, apart(2, 30), 400, id_slot=0)
         until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
         held = Held(monkeypatch, what)
-        comes = pool.submit(ask, server, conversation(1), id_slot=1)
+        comes = pool.submit(ask, server, apart(1), id_slot=1)
         assert held.asked.wait(30)
         assert len(running.result(100)["tokens"]) == 400 and not comes.done()
         time.sleep(0.2)  # no answer runs now, and the prompt waits for its own rows
-        assert len(ask(server, conversation(3, 30), 20, id_slot=0)["tokens"]) == 20 and not comes.done()
+        assert len(ask(server, apart(3, 30), 20, id_slot=0)["tokens"]) == 20 and not comes.done()
         held.go_on.set()
         answer = comes.result(100)
     assert answer["tokens"] == first["tokens"] and answer["timings"]["cache_n"] == 699
@@ -99,12 +97,12 @@ def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
     monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)
     with prefix_server.serve(tiny, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
         held = Held(monkeypatch, "_fill")
-        running = pool.submit(ask, server, conversation(2, 30), 1500)
+        running = pool.submit(ask, server, apart(2, 30), 1500)
         until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
-        waits = pool.submit(ask, server, conversation(1))
+        waits = pool.submit(ask, server, apart(1))
         assert held.asked.wait(30)
         held.go_on.set()
-        until(lambda: not fetching())
+        until(lambda: not fetches())
         assert not running.done(), "the rows are here before the slot is free"
         n_asked = len(held.threads)
         answer = waits.result(100)
@@ -115,9 +113,9 @@ def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
 def test_where_fetched_tokens_came_from_is_said(tiny, shared):
     keep(tiny, shared)
     with serve(tiny, shared) as server:
-        assert prefix_server.sources(server, conversation(1)) == {"slot": 0, "shared": 0, "ram": 0, "disk": 0, "remote": 700}
-        prefix_server.sources(server, conversation(2))
-        assert prefix_server.sources(server, conversation(1)[:600])["remote"] == 0
+        assert prefix_server.sources(server, apart(1)) == {"slot": 0, "shared": 0, "ram": 0, "disk": 0, "remote": 700}
+        prefix_server.sources(server, apart(2))
+        assert prefix_server.sources(server, apart(1)[:600])["remote"] == 0
         (store,) = server.prefixes._stores.values()
         assert store.stats().remote.hit_tokens == 700 and store.in_flight.n_bytes == 0
 
@@ -128,16 +126,16 @@ def test_a_client_that_leaves_leaves_nothing_behind(tiny, shared, monkeypatch):
     with serve(tiny, shared) as server:
         held = Held(monkeypatch, "_fill")
         client = http.client.HTTPConnection(server.url.removeprefix("http://"))
-        client.request("POST", "/completion", json.dumps({"prompt": conversation(1), "n_predict": 4}), {"Content-Type": "application/json"})
-        assert held.asked.wait(30) and len(fetching()) == 1
+        client.request("POST", "/completion", json.dumps({"prompt": apart(1), "n_predict": 4}), {"Content-Type": "application/json"})
+        assert held.asked.wait(30) and len(fetches()) == 1
         client.close()
         until(lambda: not server.prefixes._fetches)  # every answer of /slots lets the server look a second later whether its clients are there
         held.go_on.set()
-        until(lambda: not fetching())
+        until(lambda: not fetches())
         (store,) = server.prefixes._stores.values()
         assert not server.prefixes._fetches and not store.ram.in_use
         assert store.stats().ram.n_bytes == sum(store.ram.get(link.key).n_bytes for link in store.ram.links())
-        assert ask(server, conversation(1))["tokens"] == first["tokens"]
+        assert ask(server, apart(1))["tokens"] == first["tokens"]
 
 
 @WHATS
@@ -146,11 +144,11 @@ def test_a_server_ends_while_it_fetches(tiny, shared, monkeypatch, what):
     with ThreadPoolExecutor(1) as pool:
         with serve(tiny, shared) as server:
             held = Held(monkeypatch, what)
-            comes = pool.submit(ask, server, conversation(1))
+            comes = pool.submit(ask, server, apart(1))
             assert held.asked.wait(30)
             threading.Timer(0.5, held.go_on.set).start()
         assert comes.exception(60) is not None
-    assert not fetching()
+    assert not fetches()
 
 
 def test_two_that_begin_alike_are_fetched_once(tiny, shared, monkeypatch):
@@ -165,7 +163,7 @@ def test_two_that_begin_alike_are_fetched_once(tiny, shared, monkeypatch):
 
     monkeypatch.setattr(RedisPlace, "_fill", fill)
     with serve(tiny, shared) as server, ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda more: ask(server, [*conversation(1), more]), (270, 280)))
+        answers = list(pool.map(lambda more: ask(server, [*apart(1), more]), (270, 280)))
     assert len(filled) == len(set(filled)) > 0
     assert all(n_read(answer) <= 2 for answer in answers)
 
@@ -183,7 +181,7 @@ def test_what_is_being_loaded_is_not_fetched_again(tiny, shared, monkeypatch):
 
     monkeypatch.setattr(Prefixes, "load", load)
     with serve(tiny, shared) as server:
-        ask(server, [*conversation(1), 270])
+        ask(server, [*apart(1), 270])
     assert asked == [(700, True, False, [])]
 
 
@@ -199,5 +197,64 @@ def test_rows_that_do_not_come_are_computed(tiny, shared, monkeypatch):
 
     monkeypatch.setattr(RedisPlace, "_fill", fill)
     with serve(tiny, shared) as server:
-        answer = ask(server, conversation(1))
+        answer = ask(server, apart(1))
     assert answer["timings"]["cache_n"] == 256 and answer["tokens"] == first["tokens"]
+
+
+# ---- prompts that wait for a slot ------------------------------------------------------------------------------------------------
+
+ASKED = Conversation(np.arange(64, dtype=np.int32), b"root")
+
+
+class Store:
+    """Counts what comes back."""
+
+    def __init__(self) -> None:
+        self.left: list[PrefixHit] = []
+
+    def fetch(self, hit: PrefixHit, _worth: object) -> PrefixHit:
+        return hit
+
+    def release(self, hit: PrefixHit) -> None:
+        self.left.append(hit)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def fetched(store: Store) -> Fetch:
+    fetch = Fetch(ASKED, store, PrefixHit, lambda _hit: 0)
+    fetch.join()
+    return fetch
+
+
+def test_time_ends_for_what_nobody_took(store, monkeypatch):
+    monkeypatch.setattr(fetching, "EXPECTED_S", 0.01)
+    expected, ended = Expected(), threading.Event()
+    monkeypatch.setattr(store, "release", lambda hit: (store.left.append(hit), ended.set()))
+    expected.add(fetched(store))
+    assert ended.wait(10)
+    assert expected.take(ASKED) is None and len(store.left) == 1
+
+
+def test_time_that_ends_as_it_is_taken_gives_nothing_back(store):
+    """The timer's thread may have begun before it was cancelled."""
+    expected, fetch = Expected(), fetched(store)
+    expected.add(fetch)
+    assert expected.take(ASKED) is fetch
+    expected.give_up(fetch)
+    assert not store.left
+    fetch.leave()
+    fetch.leave()
+    assert len(store.left) == 1
+
+
+def test_what_is_left_over_is_given_back_once(store):
+    expected = Expected()
+    for _ in range(fetching.MOST_EXPECTED + 2):
+        expected.add(fetched(store))
+    assert len(store.left) == 2
+    expected.close()
+    assert len(store.left) == fetching.MOST_EXPECTED + 2

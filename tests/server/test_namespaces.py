@@ -85,16 +85,6 @@ def test_who_reads_the_same_at_the_same_time_waits_for_its_own_key_alone(tiny, k
     assert sum(n > 0 for n in found) >= 4
 
 
-def test_conversations_in_the_cache_of_llama_are_a_keys_own(synthetic, keys):
-    """llama.cpp keeps prefixes of a model with windows, which blocks cannot make."""
-    with serve(synthetic("gemma2", dtype="f32"), keys, STORED) as server:
-        one, two = conversation(1, n=300), conversation(2, n=300)
-        n_cached(server, one, ANNA)
-        assert n_cached(server, one, BERT) == 0
-        n_cached(server, two, BERT)
-        assert n_cached(server, [*one, 300], ANNA) > 100
-
-
 def test_what_is_on_disk_is_a_keys_own_after_a_restart_too(tiny, keys, tmp_path):
     where, prompt = StoreSettings(folder=tmp_path / "prefixes"), conversation(4)
     with serve(tiny, keys, where) as server:

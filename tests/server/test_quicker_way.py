@@ -5,16 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support import prefix_server
-from support.prefix_server import ask, n_read, serve
+from support.prefix_server import apart, ask, n_read, serve
 
 from edgekv.prefix_cache.coming import BlockReader
 from edgekv.prefix_cache.settings import StoreSettings
-
-
-def conversation(seed: int) -> list[int]:
-    """Conversations differ from their first token on."""
-    return [300 + seed, *prefix_server.conversation(seed, 700)[1:]]
 
 
 @pytest.fixture
@@ -23,7 +17,7 @@ def kept(synthetic, tmp_path) -> tuple[Path, StoreSettings]:
     model, store = synthetic("llama", n_head=6, dtype="f32"), StoreSettings(ram_bytes=64 << 20, folder=tmp_path)
     with serve(model, store=store) as server:
         for seed in (1, 2, 3):
-            ask(server, conversation(seed))
+            ask(server, apart(seed))
         server.prefixes.flush()
     return model, store
 
@@ -45,17 +39,17 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_a_place_that_crawls_is_not_waited_for_twice(kept, reads, caplog):
     model, store = kept
     with serve(model, store=StoreSettings()) as server:
-        computed = [ask(server, conversation(seed))["tokens"] for seed in (1, 2)]
+        computed = [ask(server, apart(seed))["tokens"] for seed in (1, 2)]
     caplog.set_level(logging.INFO, "edgekv")
     with serve(model, store=store) as server:
-        ask(server, conversation(4))
-        first = ask(server, conversation(1))  # the rate is not known yet
+        ask(server, apart(4))
+        first = ask(server, apart(1))  # the rate is not known yet
         n_reads = len(reads)
         assert n_reads >= 3 and n_read(first) <= 2 and "are computed: by measured speeds" not in caplog.text
-        second = ask(server, conversation(2))
+        second = ask(server, apart(2))
         assert len(reads) == n_reads and n_read(second) >= 699
         assert "700 kept tokens of a prompt are computed: by measured speeds" in caplog.text and "from disk takes longer" in caplog.text
-        assert n_read(ask(server, conversation(1))) <= 2  # RAM does not crawl
+        assert n_read(ask(server, apart(1))) <= 2  # RAM does not crawl
     assert [first["tokens"], second["tokens"]] == computed
 
 
@@ -64,5 +58,5 @@ def test_what_is_slow_to_compute_is_loaded_all_the_same(kept, reads, monkeypatch
     model, store = kept
     monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: n * 1.0)
     with serve(model, store=store) as server:
-        assert all(n_read(ask(server, conversation(seed))) <= 2 for seed in (1, 2, 3))
+        assert all(n_read(ask(server, apart(seed))) <= 2 for seed in (1, 2, 3))
     assert len(reads) >= 9

@@ -31,6 +31,11 @@ def conversation(seed: int, n: int) -> list[int]:
     return [1, *np.random.default_rng(seed).integers(260, 320, n - 1).tolist()]
 
 
+def apart(seed: int, n: int = 700) -> list[int]:
+    """The same, but they differ from their first token on."""
+    return [300 + seed, *conversation(seed, n)[1:]]
+
+
 def from_disk(model: Path, kv: dict, where: StoreSettings, tokens: list[int], **more) -> int:
     """Tokens of a prompt that a new server takes from disk. It keeps what it computes."""
     with serve(model, kv, where, **more) as server:

@@ -121,23 +121,6 @@ def test_a_folder_that_cannot_be_made_is_said_once(tmp_path, caplog):
     assert len(caplog.records) == 1 and "prefixes stay in RAM" in caplog.text
 
 
-def test_a_real_full_disk(tmp_path):
-    """A file system of 1 MiB, where this user may mount one."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True).returncode:
-        pytest.skip("mounting a small file system needs rights that this user does not have")
-    try:
-        store = open_store(tmp_path)
-        for seed in range(60):
-            save(store, conversation(700, seed))
-        assert store.flush(20)
-        assert store.stats().disk.n_errors
-        assert all(n_restored(store, conversation(700, seed)) == 700 for seed in range(60))
-        assert n_restored(open_store(tmp_path), conversation(700, 0)) == 700
-        store.close(0)
-    finally:
-        subprocess.run(["umount", "-l", tmp_path], check=True)
-
-
 def test_a_folder_that_vanishes_is_made_anew(tmp_path, caplog):
     folder = tmp_path / "prefixes"
     store, tokens = open_store(folder), conversation(600)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.prefix_rows import BLOCK_BYTES, InSlot, check_rows, conversation, exact, identity, reader
+from support.prefix_rows import BLOCK_BYTES, InSlot, conversation, exact, identity, reader
 from support.stores import n_restored, open_store, restore, save
 
 from edgekv.prefix_cache.blocks import Conversation, Reading
@@ -139,15 +139,3 @@ def test_what_ram_has_no_room_for_when_slots_are_needed_goes_from_the_end():
     stats = store.stats()
     assert (stats.ram.n_blocks, stats.ram.n_bytes, stats.n_in_slots) == (3, 3 * BLOCK_BYTES, 0)
     assert n_restored(store, tokens) == 768 and n_restored(store, other) == 0
-
-
-def test_a_hit_gets_its_rows_although_ram_has_no_room():
-    store, tokens, held = ram_store(BLOCK_BYTES), conversation(1024), list[InSlot]()
-    read = reader(tokens)
-    store.insert(Conversation(tokens), exact(tokens), lambda first, n: held.append(InSlot(read(first, n), n)) or held[-1])
-    hit = restore(store, tokens, 0, EXACT, in_part=True)
-    for rows in held:
-        rows.needed()
-    assert check_rows(hit, tokens, 0, EXACT) == 1024 and store.stats().ram.n_bytes == BLOCK_BYTES
-    store.release(hit, 4)
-    assert n_restored(store, tokens) == 256

@@ -84,30 +84,8 @@ def test_everything_has_a_time_to_live_that_use_renews(server):
     assert all(server.client.ttl(key) > 7 for key in keys)
 
 
-def test_what_the_server_forgot_is_sent_again(server):
-    tokens = conversation(600)
-    store = open_store(server.url)
-    save(store, tokens)
-    server.client.flushall()
-    save(store, tokens)
-    assert n_restored(open_store(server.url), tokens) == 600
-
-
 def blocks_of(server: RedisServer) -> list[bytes]:
     return [key for key in server.client.keys("edgekv:*") if b"children" not in key]
-
-
-def test_the_folder_comes_first_and_each_gets_what_it_lacks(server, tmp_path):
-    tokens = conversation(600)
-    save(open_store(server.url), tokens)
-    both = open_store(server.url, folder=tmp_path)
-    assert {piece.source for piece in stores.restore(both, tokens, 0, EXACT).pieces} == {"remote"}
-    assert both.flush(10)
-    server.client.flushall()
-    again = open_store(server.url, folder=tmp_path)
-    assert {piece.source for piece in stores.restore(again, tokens, 0, EXACT).pieces} == {"disk"}
-    assert again.flush(10)
-    assert n_restored(open_store(server.url), tokens) == 600
 
 
 # ---- a server that fails -----------------------------------------------------------------------------------------------------------

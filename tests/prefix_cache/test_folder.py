@@ -7,42 +7,24 @@ import time
 import pytest
 from support.clients import until
 from support.prefix_rows import conversation, exact, reader
-from support.stores import n_restored, open_store, restore
+from support.stores import n_restored, open_store
 from support.stores import save_through as save
 
 from edgekv.common.errors import ConfigError
 from edgekv.prefix_cache import writer
-from edgekv.prefix_cache.blocks import Conversation, Reading
+from edgekv.prefix_cache.blocks import Conversation
 from edgekv.prefix_cache.files import scan
 from edgekv.prefix_cache.named import Pin, read_pins, remove_pin, write_pin
 
 
-@pytest.fixture
-def written(tmp_path):
-    """A folder with one conversation of 600 tokens."""
-    tokens = conversation(600)
-    store = open_store(tmp_path)
-    save(store, tokens)
-    store.close()
-    return tmp_path, tokens
-
-
-def test_near_miss_from_the_folder(written):
-    folder, tokens = written
-    asked = tokens.copy()
-    asked[30] += 1
-    nearly = restore(open_store(folder), asked, 0, Reading.EXACT).nearly
-    assert nearly.position == 30 and nearly.n_lost == 570
-
-
-def test_other_files_in_the_folder_do_no_harm(written):
-    folder, tokens = written
-    (folder / "notes.txt").write_text("mine")
-    parent = next(folder.rglob("*.kv")).parent
-    (parent / "x.kv").write_text("mine")
-    (parent / f"{'0' * 32}-9-256.kv").write_text("mine")
+def test_other_files_in_the_folder_do_no_harm(tmp_path):
+    save(open_store(tmp_path), conversation(600))
+    (tmp_path / "notes.txt").write_text("mine")
+    parent = next(tmp_path.rglob("*.kv")).parent
+    for name in ("x.kv", f"{'0' * 32}-9-256.kv"):
+        (parent / name).write_text("mine")
     (parent.parent / "y").mkdir()
-    assert n_restored(open_store(folder), tokens) == 600
+    assert n_restored(open_store(tmp_path), conversation(600)) == 600
 
 
 def test_the_bound_takes_what_was_not_used_for_longest_and_ends_before_beginnings(tmp_path):

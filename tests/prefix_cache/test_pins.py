@@ -38,34 +38,18 @@ def fill(store: PrefixStore, n_blocks: int, seed: int = 100) -> None:
         save(store, conversation(256, seed + one))
 
 
-def test_a_pinned_prompt_stays_in_ram_until_its_time_is_over():
-    store, prompt, other = open_store(ram_bytes=6 * BLOCK_BYTES), conversation(700, 1), conversation(256, 2)
+@pytest.mark.parametrize(("n", "marks", "now", "stays"), [
+    (700, [], 0, 0), (700, [(700, 60)], 0, 700), (700, [(700, 60)], 61, 0), (1024, [(300, 60)], 0, 512), (256, [(256, 60), (256, 10)], 30, 256),
+], ids=["not pinned", "pinned", "its time is over", "the part up to the mark", "it does not get shorter"])
+def test_a_pinned_prompt_stays_in_ram_until_its_time_is_over(n, marks, now, stays):
+    store, prompt = open_store(ram_bytes=6 * BLOCK_BYTES), conversation(n, 1)
     clock = with_clock(store)
-    pinned(store, prompt, 60)
-    save(store, other)
+    save(store, prompt)
+    for part, expires in marks:
+        pinned(store, prompt, expires, part)
+    clock.now = now
     fill(store, 20)
-    assert n_restored(store, prompt) == 700 and n_restored(store, other) == 0
-    clock.now = 61
-    fill(store, 20, 200)
-    assert n_restored(store, prompt) == 0
-
-
-def test_only_the_part_up_to_the_mark_stays():
-    store, prompt = open_store(ram_bytes=6 * BLOCK_BYTES), conversation(1024, 1)
-    with_clock(store)
-    pinned(store, prompt, 60, n=300)
-    fill(store, 20)
-    assert n_restored(store, prompt) == 512
-
-
-def test_a_pin_does_not_get_shorter():
-    store, prompt = open_store(ram_bytes=4 * BLOCK_BYTES), conversation(256, 1)
-    clock = with_clock(store)
-    pinned(store, prompt, 60)
-    pinned(store, prompt, 10)
-    clock.now = 30
-    fill(store, 20)
-    assert n_restored(store, prompt) == 256
+    assert n_restored(store, prompt) == stays
 
 
 def test_pins_that_fill_ram_let_nothing_in_and_this_is_said_once(caplog):

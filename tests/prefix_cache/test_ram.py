@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.prefix_rows import BLOCK_BYTES, InSlot, conversation, exact, identity, reader
-from support.stores import n_restored, open_store, restore, save
+from support.stores import n_restored, open_store, restore, save, save_through
 
 from edgekv.prefix_cache.blocks import Conversation, Reading
 from edgekv.prefix_cache.ram import Ram
@@ -36,9 +36,10 @@ def test_of_two_chains_of_whole_blocks_the_better_end_counts():
     assert [piece.reading for piece in restore(store, tokens, 0, SPARSE).pieces] == [ROUNDED, ROUNDED]
 
 
-def test_near_miss_names_the_first_token_that_differs():
-    store, tokens = ram_store(), conversation(2000)
-    save(store, tokens)
+@pytest.mark.parametrize("ram_bytes", [0, 1 << 30], ids=["in a folder", "in RAM"])
+def test_near_miss_names_the_first_token_that_differs(tmp_path, ram_bytes):
+    store, tokens = open_store(tmp_path, ram_bytes), conversation(2000)
+    save_through(store, tokens)
     asked = tokens.copy()
     asked[40] += 1
     nearly = restore(store, asked, 0, EXACT).nearly
@@ -57,25 +58,18 @@ def test_no_near_miss_where_little_was_lost_or_nothing_differs():
     assert restore(store, conversation(9, 1, after=tokens), 0, EXACT).nearly is None
 
 
-def test_eviction_takes_the_oldest_conversation_and_its_end_first():
-    store = ram_store(6 * BLOCK_BYTES)
-    old, new = conversation(4 * 256, 1), conversation(4 * 256, 2)
-    save(store, old)
-    save(store, new)
-    assert n_restored(store, new) == 1024
-    assert n_restored(store, old) == 512
-    assert store.stats().ram.n_evicted == 2
-    assert store.stats().ram.n_bytes <= 6 * BLOCK_BYTES
-
-
-def test_using_a_conversation_keeps_it():
-    store = ram_store(6 * BLOCK_BYTES)
-    first, second, third = (conversation(3 * 256, seed) for seed in (1, 2, 3))
-    save(store, first)
-    save(store, second)
-    assert n_restored(store, first) == 768
-    save(store, third)
-    assert (n_restored(store, first), n_restored(store, second), n_restored(store, third)) == (768, 0, 768)
+@pytest.mark.parametrize(("n_blocks", "happens", "there"), [
+    (6, ("a4", "b4"), {"b": 4, "a": 2}), (6, ("a3", "b3", "a", "c3"), {"a": 3, "b": 0, "c": 3}), (3, ("a5",), {"a": 3}),
+], ids=["from its end", "use counts", "a long one keeps its beginning"])
+def test_what_was_not_used_for_longest_goes_first(n_blocks, happens, there):
+    """happens: a conversation and its blocks are saved, or it is used."""
+    store, tokens = ram_store(n_blocks * BLOCK_BYTES), {name: conversation(5 * 256, ord(name)) for name in "abc"}
+    for name, *n in happens:
+        saved = save(store, tokens[name][: 256 * int(n[0])]) if n else None
+        assert saved is None or saved.n_left_out == 256 * max(0, int(n[0]) - n_blocks)
+        assert n or n_restored(store, tokens[name])
+    assert {name: n_restored(store, tokens[name]) // 256 for name in there} == there
+    assert store.stats().ram.n_bytes <= n_blocks * BLOCK_BYTES
 
 
 def test_stores_share_a_bound():
@@ -89,13 +83,6 @@ def test_stores_share_a_bound():
     save(first, new)
     assert n_restored(first, new) == 768 and n_restored(second, old) == 512 and n_restored(first, old) == 0
     assert first.stats().ram.n_bytes == second.stats().ram.n_bytes <= 5 * BLOCK_BYTES and first.stats().ram.n_evicted == 2
-
-
-def test_a_conversation_longer_than_ram_keeps_its_beginning():
-    store, tokens = ram_store(3 * BLOCK_BYTES), conversation(5 * 256)
-    saved = save(store, tokens)
-    assert (saved.n_new, saved.n_left_out) == (768, 512)
-    assert n_restored(store, tokens) == 768
 
 
 def test_without_ram_and_places_nothing_is_kept():

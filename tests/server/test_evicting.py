@@ -163,12 +163,6 @@ def test_a_state_of_a_slot_comes_back_beside_others(long_ones, tmp_path):
         assert n_read(again) == 1 and again["tokens"] == first["tokens"] and by_slot(server)[1] == other
 
 
-@pytest.mark.parametrize("option", ["--kv-unified", "-kvu"])
-def test_one_cache_for_all_slots_is_refused(synthetic, option):
-    with pytest.raises(ConfigError, match=f"{option} does not go with mode evict: each slot keeps tokens of its own"):
-        evicting(synthetic("llama"), n_slots=2, extra=(option,))
-
-
 # ---- one slot --------------------------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +195,9 @@ def test_a_conversation_longer_than_what_is_kept(synthetic):
 
 def test_what_the_server_cannot_keep_is_refused(synthetic):
     path, kv = synthetic("llama"), KvOptions(mode="evict", evict_to=512)
+    for option in ("--kv-unified", "-kvu"):
+        with pytest.raises(ConfigError, match=f"{option} does not go with mode evict: each slot keeps tokens of its own"):
+            evicting(path, n_slots=2, extra=(option,))
     for option in ("--context-shift", "--cache_reuse", "-ub"):
         with pytest.raises(ConfigError, match="does not go with mode evict"):
             Server(ServerOptions(path, kv=kv, extra=(option, "256")))

@@ -110,16 +110,6 @@ def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
     assert answer["tokens"] == first["tokens"] and answer["timings"]["cache_n"] == 699
 
 
-def test_where_fetched_tokens_came_from_is_said(tiny, shared):
-    keep(tiny, shared)
-    with serve(tiny, shared) as server:
-        assert prefix_server.sources(server, apart(1)) == {"slot": 0, "shared": 0, "ram": 0, "disk": 0, "remote": 700}
-        prefix_server.sources(server, apart(2))
-        assert prefix_server.sources(server, apart(1)[:600])["remote"] == 0
-        (store,) = server.prefixes._stores.values()
-        assert store.stats().remote.hit_tokens == 700 and store.in_flight.n_bytes == 0
-
-
 def test_a_client_that_leaves_leaves_nothing_behind(tiny, shared, monkeypatch):
     """A client that leaves frees its slot, its hold in RAM and its fetch."""
     first = keep(tiny, shared)

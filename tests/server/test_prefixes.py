@@ -12,7 +12,6 @@ import pytest
 from support.prefix_server import EXACT, SPARSE, ask, conversation, from_disk, n_read, serve, sources
 
 from edgekv.common.enums import CacheCodec, CacheType
-from edgekv.common.errors import ConfigError
 from edgekv.config import LayerTypes
 from edgekv.prefix_cache.listing import list_chains
 from edgekv.prefix_cache.settings import StoreSettings
@@ -195,11 +194,6 @@ def test_tokens_that_were_moved_are_not_kept(tiny):
         assert again["timings"]["cache_n"] == 256 and again["tokens"] == shifted["tokens"][:4]  # a block from before the shift
         moved = ask(server, prompt[:100] + prompt[250:], 4)
         assert moved["timings"]["cache_n"] == 100
-
-
-def test_an_address_that_is_none_is_told_at_once(tiny):
-    with pytest.raises(ConfigError, match="nonsense"):
-        serve(tiny, store=StoreSettings(url="nonsense://x")).start()
 
 
 # ---- settings of a sample --------------------------------------------------------------------------------------------

@@ -2,46 +2,28 @@
 
 import logging
 import time
-from pathlib import Path
 
-import pytest
 from support.prefix_server import apart, ask, n_read, serve
 
 from edgekv.prefix_cache.coming import BlockReader
 from edgekv.prefix_cache.settings import StoreSettings
 
 
-@pytest.fixture
-def kept(synthetic, tmp_path) -> tuple[Path, StoreSettings]:
-    """A model, and a folder with three conversations."""
-    model, store = synthetic("llama", n_head=6, dtype="f32"), StoreSettings(ram_bytes=64 << 20, folder=tmp_path)
-    with serve(model, store=store) as server:
-        for seed in (1, 2, 3):
-            ask(server, apart(seed))
+def test_a_place_that_crawls_is_not_waited_for_twice(tiny, tmp_path, monkeypatch, caplog):
+    store = StoreSettings(ram_bytes=64 << 20, folder=tmp_path)
+    with serve(tiny, store=store) as server:
+        computed = [ask(server, apart(seed))["tokens"] for seed in (1, 2)]
         server.prefixes.flush()
-    return model, store
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The paths that were read from a folder that crawls: each read takes half a second."""
-    read, found = BlockReader.read, []
+    read, reads = BlockReader.read, []
 
     def crawl(block: BlockReader, *arguments) -> int:
-        found.append(block.path)
+        reads.append(block.path)
         time.sleep(0.5)
         return read(block, *arguments)
 
     monkeypatch.setattr(BlockReader, "read", crawl)
-    return found
-
-
-def test_a_place_that_crawls_is_not_waited_for_twice(kept, reads, caplog):
-    model, store = kept
-    with serve(model, store=StoreSettings()) as server:
-        computed = [ask(server, apart(seed))["tokens"] for seed in (1, 2)]
     caplog.set_level(logging.INFO, "edgekv")
-    with serve(model, store=store) as server:
+    with serve(tiny, store=store) as server:
         ask(server, apart(4))
         first = ask(server, apart(1))  # the rate is not known yet
         n_reads = len(reads)
@@ -51,12 +33,3 @@ def test_a_place_that_crawls_is_not_waited_for_twice(kept, reads, caplog):
         assert "700 kept tokens of a prompt are computed: by measured speeds" in caplog.text and "from disk takes longer" in caplog.text
         assert n_read(ask(server, apart(1))) <= 2  # RAM does not crawl
     assert [first["tokens"], second["tokens"]] == computed
-
-
-def test_what_is_slow_to_compute_is_loaded_all_the_same(kept, reads, monkeypatch):
-    """The place is as slow, and prompts take longer still."""
-    model, store = kept
-    monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: n * 1.0)
-    with serve(model, store=store) as server:
-        assert all(n_read(ask(server, apart(seed))) <= 2 for seed in (1, 2, 3))
-    assert len(reads) >= 9

@@ -65,7 +65,7 @@ BUDGETS = {
     "tests/proof": 238,
     "tests/runtime": 6_265,
     "tests/server": 8_796,
-    "tests/support": 4_213,
+    "tests/support": 4_217,
     "tests/templates": 153,
     "tests/tiering": 1_180,
     "tests/upstream": 288,

@@ -182,8 +182,12 @@ class Owners(RuleBasedStateMachine):
         """Where a snapshot is, its own or another's behind tokens that both have. but: not there."""
         return max([0, *(at for other in self.kept for at in other.snapshots if but != at <= shared(one, other))])
 
+    def temporaries(self) -> list[Path]:
+        return [] if self.folder is None else list(self.folder.rglob(f"{TEMPORARY}*"))
+
     def holds(self) -> None:
         """The laws of what a new owner finds."""
+        assert not self.temporaries(), "a file that is only begun stays"
         with self.store.ram.lock:
             blocks = self.store.ram
             assert self.store.stats().ram.n_bytes == sum(blocks.get(link.key).n_bytes for link in blocks.links()) <= self.store.most_ram_bytes
@@ -205,7 +209,7 @@ class Owners(RuleBasedStateMachine):
         if self.folder is None:
             return
         files = list(scan(self.folder))
-        assert sum(file.n_bytes for file in files) <= self.folder_bytes and not list(self.folder.rglob(f"{TEMPORARY}*"))
+        assert sum(file.n_bytes for file in files) <= self.folder_bytes
         self.all_fit &= not read_pins(self.folder) and len(self.kept[-1].tokens) <= 1024
         if self.calm and self.all_fit:
             there = {identity().root_key(), *(file.link.key for file in files)}

@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/planning": 1_415,
     "tests/planted": 794,
     "tests/policies": 704,
-    "tests/prefix_cache": 2_888,
+    "tests/prefix_cache": 2_890,
     "tests/proof": 238,
     "tests/runtime": 6_265,
     "tests/server": 8_796,

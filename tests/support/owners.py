@@ -119,7 +119,7 @@ class Owners(RuleBasedStateMachine):
         self.all_fit = True
         """Each of them can be kept whole by itself, and none was pinned."""
         self.tidy = True
-        """No place was stopped while it wrote."""
+        """No place was stopped while it wrote, and nothing is pinned: no tail stays beside a block that begins with it."""
         self.n_grown = 0
         self.store = self.opened(self.ram_blocks)
 

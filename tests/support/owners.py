@@ -92,6 +92,7 @@ class Owners(RuleBasedStateMachine):
         self.folder = None if where == "server" and self.server else Path(self.stack.enter_context(tempfile.TemporaryDirectory())) / "prefixes"
         if self.server is not None:
             self.server.client.flushall()
+            self.server.client.config_set("maxmemory", 0)
         self.bounded = where == "bounded folder"
         self.ram_blocks = AMPLE if self.bounded else ram_blocks
         self.folder_bytes = 50_000 if self.bounded else 1 << 30

@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 2_892,
     "tests/proof": 238,
     "tests/runtime": 6_265,
-    "tests/server": 8_796,
+    "tests/server": 8_776,
     "tests/support": 4_218,
     "tests/templates": 153,
     "tests/tiering": 1_180,

@@ -89,15 +89,6 @@ def test_texts_are_read_as_on_the_command_line():
     assert options.placement.kv_vram == 64 << 20 and options.placement.observe is False and options.selection.target_error == 0.02
 
 
-def test_a_context_without_a_served_layer_says_so_once(opened, synthetic, caplog):
-    llama = opened(kv="sparse", flash_attn=False)
-    llama.eval(PROMPT)
-    assert caplog.text.count("serves none of the 2 layers") == 1 and "flash_attn=True" in caplog.text
-    caplog.clear()
-    opened(kv="sparse")
-    assert "serves none" not in caplog.text
-
-
 def test_mode_evict_reads_again_where_it_goes_back(opened):
     """The cache then holds what was chosen by the earlier question."""
     llama = opened(kv="evict", evict_to=128)

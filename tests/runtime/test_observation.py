@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.contexts import attached
-from support.evicting import ONE, Chat
+from support.evicting import ONE, Chat, evict
 
 from edgekv.config import KvOptions
 from edgekv.runtime.observers import UbatchReport
@@ -145,3 +145,18 @@ def test_observing_a_prompt_changes_nothing_but_what_is_known(synthetic, kind: s
     np.testing.assert_array_equal(logits[False], logits[True])
     assert [(hooked, n) for hooked, n, _ in steps[True]] == [(True, 16)] * 2
     assert [(hooked, n) for hooked, n, _ in steps[False]] == [(True, 0)] * 2
+
+@pytest.mark.parametrize(("name", "pieces"), [("snapkv", []), ("pyramidkv", [10]), ("adakv", []), ("nacl", [10])])
+def test_the_end_of_a_long_prompt_decides(synthetic, monkeypatch, name: str, pieces: list[int]):
+    with attached(synthetic("llama", n_head=6), evict(512, policy=f"{name}+anchor+recent"), n_ctx=4096, **ONE) as (context, run):
+        policy, chat, seen = run._tiering.hierarchy.policy.members[0], Chat(context, run), []
+        update = policy.update
+        monkeypatch.setattr(policy, "update", lambda told: (seen.append((told.n_tokens, told.mass_sum.sum(axis=2))), update(told)))
+        with run.reading_prompt():
+            for n in [128] * 12 + pieces:
+                chat.feed(chat.tokens(n))
+        for (n, mass), of_last in zip(seen[-1 - len(pieces) :], [16, *pieces], strict=True):
+            assert n == of_last, "of the long part the last 16"
+            np.testing.assert_allclose(mass, 3 * n, rtol=1e-3)  # the query heads of a group
+        old = {position for position in chat.positions() if 16 <= position < chat.position - 400}
+        assert len(old) > 16, "what is kept is more than what is new"

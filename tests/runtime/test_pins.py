@@ -65,7 +65,7 @@ def test_rows_do_not_depend_on_what_was_before(synthetic):
 def test_pins_come_back_with_their_tokens(synthetic):
     with attached(synthetic("llama", dtype="f32"), KvOptions(**SPARSE), n_ctx=2048) as (context, run):
         read(context, run, 0, N)
-        run.pin(200, 230)
+        assert run.pin(200, 230) == 3, "pages"
         before = answer(context, run, N, 2)
         state = context.save(0)
         llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
@@ -76,6 +76,8 @@ def test_pins_come_back_with_their_tokens(synthetic):
         assert not set(range(192, 240)) <= certain(answer(context, run, N + 3, 1)[0])
         with pytest.raises(ConfigError, match="sequence 0 has no positions 5 to 2"):
             run.pin(5, 2, ahead=True)
+        with pytest.raises(ConfigError, match="there are no tokens at positions 900 to 950"):
+            run.pin(900, 950)
         assert run.pins == []
 
 

@@ -199,8 +199,8 @@ def alone(path, options: KvOptions, sequence: int, n: int, n_answer: int) -> lis
 
 
 def test_as_with_caches_of_their_own(synthetic):
-    """Four answers at a time behind prompts of four lengths: the same logits within the rounding of rows. What mode sparse reads, test_shared_cells.py
-    says."""
+    """Four answers at a time behind prompts of four lengths: the same logits within the rounding of rows. What mode sparse reads
+    follows below."""
     path, lengths, n_answer = synthetic("llama", dtype="f32"), (300, 333, 320, 201), 70
     own = [alone(path, EXACT, s, n, n_answer) for s, n in enumerate(lengths)]
     with attached(path, EXACT, n_ctx=2048, n_seq=4) as (context, run):
@@ -270,3 +270,23 @@ def test_a_fork_that_moves_leaves_the_others_where_they_are(synthetic, options: 
         np.testing.assert_array_equal(np.array(run.cells.values(run.layers[0].il))[0][cells_of(run, 1)[100:250]], rows[1][150:])
         assert mixed(run) == [] and run.cells.stream().n_used == 300 + 150 + 1
         check(run)
+
+
+def test_the_same_bits_whatever_the_other_says(synthetic):
+    """In mode sparse each sequence's rows follow from its own tokens. Each gets 24 in turn, so that groups of 64 cells could hold some of both."""
+    turn, n = 24, 14 * 24
+    answers = []
+    for seed in (2, 3):
+        with attached(synthetic("llama"), SPARSE, n_ctx=1024, n_seq=2) as (context, run):
+            for at in range(0, n, turn):
+                read(context, 0, turn, at, seed=1)
+                read(context, 1, turn, at, seed=seed)
+            found = []
+            for i in range(4):
+                found.append(context.decode([300 + i], [n + i], [0]))
+                found += [np.concatenate(run.last_rows(0, head)) for head in range(2)]
+            answers.append(found)
+    n_read = [len(rows) // 2 for i, rows in enumerate(answers[0]) if i % 3]
+    assert 16 < min(n_read) and max(n_read) < n + 4, "some are read by chance"
+    for one, other in zip(*answers, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,19 +1,24 @@
-"""A home on disk that memory does not hold: the second file, rows in memory, and K-shifts."""
+"""K and V in a file of a folder: the same logits as in memory, a file without a name, rows in memory, K-shifts, and sentences where it cannot be."""
 
+import os
+import re
 import resource
+import signal
 import sys
 
 import numpy as np
 import pytest
 from support.contexts import Context, attached
+from support.conversations import conversation
 from support.homes import at_random, files_of_homes, homes, in_process, n_resident, page_out
 
-from edgekv.common.errors import DoesNotFit
+from edgekv.common.errors import ConfigError, DoesNotFit
 from edgekv.config import KvOptions
+from edgekv.llama import Llama
 from edgekv.models.geometry import open_model
 from edgekv.planning import allocations
 from edgekv.planning.allocations import ContextRequest, Slots
-from edgekv.planning.context import check_context
+from edgekv.planning.context import check_context, choose_context
 
 import llama_cpp
 
@@ -139,3 +144,191 @@ def test_a_second_file_that_cannot_be_read_ends_its_conversation_alone(synthetic
     assert done.returncode == 0, done.stderr
     *said, which = done.stdout.splitlines()
     assert which == "2 [False, True]" and "the disk of the KV home failed while rows were read or written" in said[0]
+
+
+@pytest.mark.parametrize(("mode", "kind", "unified"), [
+    ({"mode": "exact"}, 1, False), ({"mode": "exact"}, 2, True), (SPARSE, 1, True), (SPARSE, 2, False),
+    ({"mode": "off"}, 1, True)])
+def test_the_logits_are_those_of_a_home_in_memory(synthetic, tmp_path, mode, kind, unified):
+    path = synthetic("llama", n_layer=3, head_dim=64)
+    arguments = {"n_ctx": 2048, "n_seq": 4, "unified": unified, "type_k": kind, "type_v": kind}
+    found = []
+    for home, budget, between in ((None, 0, lambda: None), (tmp_path, 0, lambda: None), (tmp_path, 0, page_out), (tmp_path, 20_000, lambda: None),
+                                  (tmp_path, MIB, lambda: None)):
+        with attached(path, KvOptions(kv_dir=home, kv_budget=budget, **mode), **arguments) as (context, run):
+            assert len({file.st_ino for file in files_of_homes()}) == (home is not None) + (budget > 0 and mode["mode"] == "sparse")
+            found.append(conversation(context, between))
+            if mode is SPARSE:
+                assert run.selection().attended < 0.9, "rows were drawn"
+                assert (0.02 < run.selection().hit_rate) == (budget > 0)
+    assert files_of_homes() == []
+    for other in found[1:]:
+        assert all((a == b).all() for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("mode", [{"mode": "exact"}, SPARSE], ids=["exact", "sparse"])
+def test_what_a_token_reads_comes_back_from_the_disk(synthetic, tmp_path, mode):
+    with attached(synthetic("llama", n_layer=2, head_dim=128), KvOptions(kv_dir=tmp_path, **mode), n_ctx=8192, n_seq=1) as (context, _):
+        read_4096(context)
+        context.decode([270], [4096], [0])
+        page_out()
+        before = n_resident()
+        if before > 1024:
+            pytest.skip("this file system keeps its pages in memory")
+        context.decode([271], [4097], [0])
+        assert n_resident() > before + 64
+
+
+def test_the_file_has_no_name_and_all_its_space(synthetic, tmp_path):
+    with attached(synthetic("llama", head_dim=128), KvOptions(mode="exact", kv_dir=tmp_path), n_ctx=16384, n_seq=1) as (_, run):
+        assert os.listdir(tmp_path) == []
+        (file,) = files_of_homes()
+        assert file.st_mode & 0o777 == 0o600
+        assert file.st_size >= run.memory().home_bytes and file.st_blocks * 512 >= file.st_size
+    assert files_of_homes() == [] and homes() == []
+
+
+def test_what_is_removed_is_zeros_and_keeps_its_space(synthetic, tmp_path):
+    path = synthetic("llama", n_layer=2, n_head=8, n_head_kv=8, head_dim=128, n_ctx_train=8192)
+    with attached(path, KvOptions(mode="exact", kv_dir=tmp_path), n_ctx=8192, n_seq=1) as (context, run):
+        read_4096(context)
+        assert run.cells.keys(1)[0, 3000].any()
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 10, -1)
+        zeros = not run.cells.keys(1)[0, 3000].any()
+        (file,) = files_of_homes()
+        assert file.st_blocks * 512 >= file.st_size
+        if not zeros:
+            pytest.skip("this file system cannot make zeros")
+        assert run.cells.keys(1)[0, :10].any()
+
+
+GROWN = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    from pathlib import Path
+    from support.contexts import attached
+    from edgekv.config import KvOptions
+
+    def anonymous():
+        with open("/proc/self/smaps_rollup") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:")) << 10
+
+    home = None if sys.argv[3] == "memory" else sys.argv[3]
+    with attached(Path(sys.argv[2]), KvOptions(mode="exact", kv_dir=home), n_ctx=4096, n_seq=1) as (context, run):
+        before = None
+        for first in range(0, 2048, 64):
+            context.decode([260 + i % 90 for i in range(first, first + 64)], range(first, first + 64), [0] * 64)
+            before = before or anonymous()
+        print(anonymous() - before, run.memory().used_bytes)
+"""
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_anonymous_memory_does_not_hold_a_home_on_disk(synthetic, tmp_path, where):
+    path = synthetic("llama", n_layer=8, n_head=8, n_head_kv=8, head_dim=128, n_ctx_train=4096)
+    done = in_process(GROWN, path, where if where == "memory" else tmp_path)
+    assert done.returncode == 0, done.stderr
+    grown, used = map(int, done.stdout.split())
+    assert used > 60 * MIB and (grown < used // 4) == (where == "disk")
+
+
+# ---- what cannot be -----------------------------------------------------------------------------------------------------------------
+
+
+def test_folders_that_cannot_have_a_home(synthetic, tmp_path):
+    path, file = str(synthetic("llama")), tmp_path / "file"
+    file.write_text("")
+    for folder in (tmp_path / "none", file):
+        with pytest.raises(ConfigError, match="there is no folder"):
+            Llama(path, kv="sparse", kv_dir=folder, n_ctx=256, verbose=False)
+    with pytest.raises(ConfigError, match="has no name"):
+        KvOptions(kv_dir=" ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_writable(synthetic, tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="not writable"):
+        Llama(str(synthetic("llama")), kv="sparse", kv_dir=tmp_path, n_ctx=256, verbose=False)
+    tmp_path.chmod(0o700)
+
+
+def test_options_that_exclude_a_home(synthetic, tmp_path):
+    with pytest.raises(ConfigError, match="mode evict bounds K and V in memory"):
+        KvOptions(mode="evict", kv_dir=tmp_path)
+    with pytest.raises(ConfigError, match="kv_dir works in modes sparse and exact only"):
+        KvOptions(mode="off", kv_dir=tmp_path).check_effect({"kv_dir"})
+    with pytest.raises(ConfigError, match="needs flash_attn"):
+        Llama(str(synthetic("llama")), kv="exact", kv_dir=tmp_path, flash_attn=False, n_ctx=256, verbose=False)
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_loaded(synthetic, tmp_path, monkeypatch):
+    file = open_model(synthetic("llama", n_ctx_train=1 << 17))
+    kv = KvOptions(mode="exact", kv_dir=tmp_path)
+    request = ContextRequest(file, kv, None, Slots(), 8 << 30)
+    per_token = file.geometry.kv_bytes_per_token()
+    monkeypatch.setattr(allocations, "free_on_disk", lambda folder: 20000 * per_token)
+    with pytest.raises(DoesNotFit, match=re.escape(f"in {tmp_path}") + r", and .* are free there; use --ctx 19968 or less"):
+        check_context(request, 30000)
+    choice = choose_context(request)
+    assert choice.n_ctx == 9984 and choice.note is not None and str(tmp_path) in choice.note, "half of what is free"
+    (home,) = [part for part in request.parts(1024, kv) if part.name == "KV home"]
+    assert home.place == str(tmp_path) and home.bytes == 1024 * per_token
+    assert request.needed(1 << 16, kv) < request.needed(1 << 16, kv.with_(kv_dir=None)) - home.bytes
+
+
+FULL = """
+    import resource, sys
+    from edgekv.common.errors import DoesNotFit
+    from edgekv.llama import Llama
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    try:
+        Llama(sys.argv[2], kv="exact", kv_dir=sys.argv[3], n_ctx=8192, verbose=False)
+    except DoesNotFit as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    llama = Llama(sys.argv[2], kv="exact", kv_dir=sys.argv[3], n_ctx=8192, verbose=False)
+    llama.eval([260, 261])
+    print(llama.n_tokens)
+    llama.close()
+"""
+
+
+def test_a_disk_that_is_full_when_the_space_is_taken(synthetic, tmp_path):
+    """The disk had room when it was asked, and has none a moment later; here a limit on the size of files stands for that."""
+    done = in_process(FULL, synthetic("llama", n_ctx_train=8192), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"there is no room for the KV cache in {tmp_path}; use fewer tokens of context, or another folder", "2"]
+    assert os.listdir(tmp_path) == []
+
+
+LOST = """
+    import os, sys
+    sys.path.insert(0, sys.argv[1])
+    import edgekv
+    edgekv.owns_process = True
+    from edgekv import _native
+    _native.prepare()
+    from edgekv.llama import Llama
+    llama = Llama(sys.argv[2], kv="exact", kv_dir=sys.argv[3], n_ctx=1024, verbose=False)
+    llama.eval([260] * 600)
+    for number in os.listdir("/proc/self/fd"):
+        if "edgekv-home-" in os.readlink(f"/proc/self/fd/{number}"):
+            os.ftruncate(int(number), 0)
+            break
+    llama.eval([261])
+    print("read")
+"""
+
+
+def test_a_disk_that_fails_ends_the_process_with_a_sentence(synthetic, tmp_path):
+    """A page that cannot be read is a SIGBUS in whichever thread touches it: nothing can go on. Here the file lost its bytes."""
+    done = in_process(LOST, synthetic("llama", n_ctx_train=1024), tmp_path)
+    assert done.returncode == -signal.SIGBUS and "read" not in done.stdout
+    assert "a KV home on a disk that failed (SIGBUS)" in done.stderr
+
+
+def test_with_edgekv_0_there_is_no_home_on_disk(synthetic, tmp_path):
+    code = "import sys; from edgekv.llama import Llama; Llama(sys.argv[2], kv_dir=sys.argv[3], kv='exact', n_ctx=256, verbose=False)"
+    done = in_process(code, synthetic("llama"), tmp_path, EDGEKV="0")
+    assert done.returncode == 1 and "ConfigError: EDGEKV=0 is set" in done.stderr

@@ -39,11 +39,3 @@ def exact_and_its_spread(llama: Llama, steps) -> tuple[np.ndarray, float]:
         spread.append(kld(exact, logits_of(llama, steps, llama.kv.options)).max())
     llama_cpp.llama_set_n_threads(llama.ctx, 2, 2)
     return exact, max(2 * max(spread), 1e-6)
-
-
-def whole_pages(llama: Llama, row: int, head: int) -> set[int]:
-    """The pages of which the last step read every token for certain, the newest page as far as it is filled."""
-    cells, weights = llama.kv.last_rows(row, head)
-    certain = np.bincount(cells[weights == 1] // 16, minlength=llama.n_ctx() // 16)
-    size = np.clip(llama.n_tokens - 16 * np.arange(len(certain)), 0, 16)
-    return set(np.flatnonzero((certain == size) & (size > 0)).tolist())

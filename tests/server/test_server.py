@@ -76,6 +76,23 @@ def test_starts_and_stops_again_and_again(tiny, capfd):
     assert (out, err) == ("", ""), "the server's log belongs into its file"
 
 
+def test_a_load_can_begin_before_it_is_waited_for(tiny):
+    server = Server(options(tiny))
+    server.begin()
+    with pytest.raises(EdgeKVError, match="already running"):
+        server.begin()
+    with server.start():
+        assert server.ready and server.runtime is not None
+        with pytest.raises(EdgeKVError, match="already running"):
+            server.start()
+    server.begin()
+    with server:
+        assert server.ready
+    server.begin()
+    server.stop()  # waits for the load
+    assert not server.alive and active() is None
+
+
 def test_arguments_are_a_c_programs(monkeypatch):
     """argv[argc] is null, as C promises a main function."""
     from edgekv._native import _server, http_server

@@ -17,7 +17,7 @@ from edgekv.common.machine import n_cores
 from edgekv.config import CacheOptions, KvOptions, TypeErrors
 from edgekv.models.geometry import Geometry, geometry
 from edgekv.planning import devices
-from edgekv.planning.kept_type_errors import KeptTypeErrors, key_of
+from edgekv.planning.kept import Kept, key_of
 from edgekv.planning.type_choice import check_by_layer, with_types
 from edgekv.planning.type_costs import TypeCost, type_cost
 from edgekv.prefix_cache.digests import digest_of_model, known_digest
@@ -52,8 +52,8 @@ def with_layer_types(model: Path, kv: KvOptions, progress: Progress = lambda wha
 def type_errors(model: Path, progress: Progress = lambda what, done, total: None, n_threads: int | None = None, again: bool = False) -> TypeErrors:
     """What types cost a model, on the processor: as this machine keeps it, or measured now. again: measured in any case. Raises ModelError, and
     EdgeKVError if llama.cpp cannot make a context."""
-    kept, key = KeptTypeErrors(), _key(digest_of_model(model))
-    found = None if again else kept.find(key)
+    kept, key = _kept(), _key(digest_of_model(model))
+    found = None if again else kept.find(key, TypeErrors)
     if found is None:
         file = geometry(model)
         log.warning("what coarse types of K and V cost %s is measured once; the next start knows it", model.name)
@@ -61,14 +61,14 @@ def type_errors(model: Path, progress: Progress = lambda what, done, total: None
             rows = [bool(file.layer_kv_bytes(il, "f16", "f16")) for il in range(file.n_layer)]
             by_layer = rows if file.holds("q4_0") and not (file.mla or file.index_rows or any(file.index_dims)) else [False] * file.n_layer
             found = measured_types.measure(KvOptions(attention_device="cpu"), file.n_layer, by_layer, predict, progress)
-        kept.keep(key, found)
+        kept.keep(key, found, indent=None)
     return found
 
 
 def known_errors(model: Path) -> TypeErrors | None:
     """What this machine knows of what types cost a model; nothing is measured, and the model's file is not read."""
     digest = known_digest(model)
-    return None if digest is None else KeptTypeErrors().find(_key(digest))
+    return None if digest is None else _kept().find(_key(digest), TypeErrors)
 
 
 def known_cost(model: Path, cache: CacheOptions) -> TypeCost | None:
@@ -76,8 +76,12 @@ def known_cost(model: Path, cache: CacheOptions) -> TypeCost | None:
     return type_cost(geometry(model), cache, known_errors(model))
 
 
+def _kept() -> Kept:
+    return Kept("type-errors.json", "what types of K and V cost", "it is measured each time")
+
+
 def _key(digest: bytes) -> str:
-    return key_of(digest, _native.isa(), measured_heads.text_digest())
+    return key_of(digest, _native.isa(), f"text {measured_heads.text_digest()}")
 
 
 @contextmanager

@@ -270,9 +270,10 @@ def with_head_errors(model: Path, kv: KvOptions, progress: Callable[[str, int, i
         return kv
     from edgekv import _native
     from edgekv.common.enums import KvMode
+    from edgekv.config import HeadErrors
     from edgekv.models.geometry import geometry
     from edgekv.planning import devices
-    from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
+    from edgekv.planning.kept import Kept, key_of
     from edgekv.prefix_cache.digests import digest_of_model
     from edgekv.runtime import measured_heads
 
@@ -280,9 +281,9 @@ def with_head_errors(model: Path, kv: KvOptions, progress: Callable[[str, int, i
         return kv
     file = geometry(model)
     placement = devices.place(kv)
-    key = key_of(digest_of_model(model), kv, f"{placement.kind.value} {_native.isa()}", measured_heads.text_digest())
-    kept = KeptHeadErrors()
-    if (errors := kept.find(key)) is None:
+    key = key_of(digest_of_model(model), measured_heads.settings(kv), f"{placement.kind.value} {_native.isa()}", f"text {measured_heads.text_digest()}")
+    kept = Kept("head-errors.json", "the measured errors of heads")
+    if (errors := kept.find(key, HeadErrors)) is None:
         log.warning("the error of each head of %s is measured once, over %s tokens; the next start knows it", model.name,
                     f"{measured_heads.N_TOKENS:,}")
         n_ctx = min(measured_heads.N_TOKENS, file.n_ctx_train)
@@ -292,7 +293,7 @@ def with_head_errors(model: Path, kv: KvOptions, progress: Callable[[str, int, i
             errors = measured_heads.measure(llama.kv, llama.eval, tokens, progress)
         finally:
             llama.close()
-        kept.keep(key, errors)
+        kept.keep(key, errors, indent=None)
     return kv.with_(head_errors=errors)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 DEFAULT_RESOLUTION = 2000.0
 
@@ -22,7 +24,7 @@ _LEAST_SLOPE = 0.25
 _DIGITS = 2
 """Resolutions are rounded to so many digits: then fewer tables differ, and contexts with equal tables can share rows."""
 
-Table = tuple[tuple[float, ...], ...]
+Table = tuple[tuple[Annotated[float, Meta(ge=0, le=sys.float_info.max)], ...], ...]
 """[layer of the model][KV head]; a layer that is never sampled has no heads."""
 
 

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from enum import Enum
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
 from msgspec import to_builtins
 
 import edgekv
 from edgekv.common import json_file
 from edgekv.common.enums import DeviceKind
+from edgekv.planning.kept import Kept
 
 if TYPE_CHECKING:
     from edgekv._native.device_calls import DeviceInfo, Rates
-
-log = logging.getLogger("edgekv")
-
-
-class ColdPage(str, Enum):
-    """The treatment of an attended page without a slot."""
-
-    SHIP = "ship"  # copy it into device memory, and attend it there from then on
-    READ = "read"  # attend it where it is, in host memory
-
 
 HOST_SHARE = 0.25
 """Of the free host memory, what measuring pins: other programs go on meanwhile."""
@@ -47,40 +34,23 @@ def calibrate(kind: DeviceKind, index: int = 0, again: bool = False, available: 
     driver or EdgeKV are not those of the cached ones, or the cache cannot be read. Raises NativeError where the device cannot be used.
     """
     native = import_module("edgekv._native.device_calls")
-    key = _key(native.info(kind, index))
-    cached = {} if again else _read().get(_name(kind, index), {})
+    name, key, kept = f"{kind.value}:{index}", _key(native.info(kind, index)), kept_rates()
+    cached = {} if again else kept.find(name, dict) or {}
     if cached.get("key") == key and (rates := json_file.made(native.Rates, cached.get("rates"))) is not None:
         return rates
     rates = native.rates(kind, index, int(HOST_SHARE * available))
-    _write(_name(kind, index), {"key": key, "rates": to_builtins(rates)})
+    kept.keep(name, {"key": key, "rates": to_builtins(rates)})
     return rates
 
 
-def cache_file() -> Path:
-    """The file of the rates of this machine's devices."""
-    return Path(platformdirs.user_cache_dir("edgekv")) / "rates.json"
-
-
-def _name(kind: DeviceKind, index: int) -> str:
-    return f"{kind.value}:{index}"
+def kept_rates() -> Kept:
+    """Those of this machine's devices."""
+    return Kept("rates.json", "the measured rates")
 
 
 def _key(info: DeviceInfo) -> dict[str, Any]:
     """The key of the rates: device, driver, CUDA and EdgeKV's version."""
     return {"device": info.name, "arch": info.arch, "driver": info.driver, "runtime": info.runtime, "edgekv": edgekv.__version__}
-
-
-def _read() -> dict[str, Any]:
-    return {name: entry for name, entry in json_file.read(cache_file()).items() if isinstance(entry, dict)}
-
-
-def _write(name: str, entry: dict[str, Any]) -> None:
-    """Keep one device's rates beside those of others."""
-    path = cache_file()
-    try:
-        json_file.replace(path, _read() | {name: entry})
-    except OSError as error:
-        log.warning("the measured rates cannot be kept in %s (%s): they are measured each time", path, error.strerror)
 
 
 # ---- what follows from it -------------------------------------------------------------------------------------------------------
@@ -100,10 +70,10 @@ def break_even_uses(page_bytes: int, rates: Rates) -> float:
     return (over_link + on_device + launch) / (over_link - on_device)
 
 
-def ship_or_read(page_bytes: int, rates: Rates, uses: float = USES) -> ColdPage:
-    """Whether to copy a cold page that will be attended `uses` times to the device, or to read it in place. Where reading in place is better,
+def ships(page_bytes: int, rates: Rates, uses: float = USES) -> bool:
+    """Whether to copy a cold page that will be attended `uses` times to the device, and not to read it in place. Where reading in place is better,
     an arena gains nothing."""
-    return ColdPage.SHIP if uses > break_even_uses(page_bytes, rates) else ColdPage.READ
+    return uses > break_even_uses(page_bytes, rates)
 
 
 def on_host_slowdown(rates: Rates) -> float:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import platformdirs
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -21,6 +18,7 @@ from edgekv.common.units import MIB
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.models.traffic import EXPERTS, Traffic, experts_used, traffic
+from edgekv.planning.kept import Kept
 
 _LARGEST_GROUP = 16
 _MEASURED = (64, 80, 96, 112, 128, 192, 256)
@@ -40,8 +38,6 @@ _FEWEST_MIB = 16  # of weights: fewer take too short a time
 
 _LEAST_SHARE = 0.05
 """A kind of weights is measured from this share of a token's bytes on; others count as the slowest."""
-
-log = logging.getLogger("edgekv")
 
 
 def memory_gain(n_threads: int) -> float:
@@ -171,39 +167,34 @@ class HostRates(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeptRates:
-    """The file of measured rates. An unreadable or unwritable file counts as empty: rates are then measured each time."""
+    """The measured rates of this machine's processor."""
 
     def __init__(self, n_threads: int, isa: str, path: Path | None = None):
         self.n_threads = n_threads
-        self.path = path or Path(platformdirs.user_cache_dir("edgekv")) / "host-rates.json"
+        self.file = Kept("host-rates.json", "the measured rates", path=path)
         self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {edgekv.__version__}; quiet, 2"  # 2: the way of measuring
 
     def read(self) -> float | None:
-        return json_file.made(Rate, self._mine().get("read"))
+        return self._made(Rate, "read")
 
     def step(self) -> StepRates | None:
-        return json_file.made(StepRates, self._mine().get("step"))
+        return self._made(StepRates, "step")
 
     def weights(self, kind: str, matrices: MatrixShape) -> WeightRates | None:
-        return json_file.made(WeightRates, self._mine().get(f"weights {kind} {matrices.name}"))
+        return self._made(WeightRates, f"weights {kind} {matrices.name}")
 
     def attention(self, shape: AttentionShape) -> AttentionRates | None:
-        return json_file.made(AttentionRates, self._mine().get(f"attention {shape.name}"))
+        return self._made(AttentionRates, f"attention {shape.name}")
 
     def keep(self, name: str, value: Any) -> None:
         """name: "read", "step", "weights TYPE MATRICES" or "attention SHAPE"; value: a number or rates."""
-        everything = self._all()
-        everything.setdefault(self._machine, {})[name] = value if isinstance(value, float) else msgspec.to_builtins(value)
-        try:
-            json_file.replace(self.path, everything)
-        except OSError as error:
-            log.warning("the measured rates cannot be kept in %s (%s): they are measured each time", self.path, error.strerror)
+        self.file.keep(self._machine, self._mine() | {name: value})
 
     def _mine(self) -> dict[str, Any]:
-        return self._all().get(self._machine, {})
+        return self.file.find(self._machine, dict) or {}
 
-    def _all(self) -> dict[str, dict[str, Any]]:
-        return {name: entry for name, entry in json_file.read(self.path).items() if isinstance(entry, dict)}
+    def _made(self, kind: Any, name: str) -> Any:
+        return json_file.made(kind, self._mine().get(name))
 
 
 def kept_for(model: ModelFile, kv: KvOptions, kept: KeptRates) -> HostRates | None:

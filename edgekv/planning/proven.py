@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import platformdirs
-
-from edgekv.common import json_file
 from edgekv.common.machine import stamp
 from edgekv.planning import devices
+from edgekv.planning.kept import Kept
 
 if TYPE_CHECKING:
     from edgekv._native.device_calls import DeviceInfo
-
-log = logging.getLogger("edgekv")
 
 HOW = "stock attention runs on {}: `edgekv doctor --gpu` (3 minutes) tests EdgeKV's on this card and turns it on"
 FAILED = "stock attention runs on {}: `edgekv doctor --gpu` found EdgeKV's wrong there on {}"
@@ -34,20 +28,16 @@ def why_stock(card: DeviceInfo) -> str:
 
 def keep(card: DeviceInfo, passed: bool) -> None:
     """Keep a verdict in place of that of other drivers and builds."""
-    path = verdicts_file()
-    try:
-        json_file.replace(path, json_file.read(path) | {_name(card): {"key": _key(card), "passed": passed, "date": stamp()["date"]}})
-    except OSError as error:
-        log.warning("the verdict on %s cannot be kept in %s (%s): stock attention stays", card.name, path, error.strerror)
+    _file(card).keep(_name(card), {"key": _key(card), "passed": passed, "date": stamp()["date"]})
 
 
-def verdicts_file() -> Path:
-    return Path(platformdirs.user_cache_dir("edgekv")) / "gpus.json"
+def _file(card: DeviceInfo) -> Kept:
+    return Kept("gpus.json", f"the verdict on {card.name}", "stock attention stays")
 
 
 def _kept(card: DeviceInfo) -> dict:
-    found = json_file.read(verdicts_file()).get(_name(card))
-    return found if isinstance(found, dict) and found.get("key") == _key(card) else {}
+    found = _file(card).find(_name(card), dict) or {}
+    return found if found.get("key") == _key(card) else {}
 
 
 def _name(card: DeviceInfo) -> str:

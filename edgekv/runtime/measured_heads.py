@@ -51,6 +51,12 @@ def text_digest() -> str:
     return hashlib.blake2b(own_text().encode(), digest_size=8).hexdigest()
 
 
+def settings(options: KvOptions) -> str:
+    """What the errors depend on besides model, kernels and text."""
+    chosen = options.selection
+    return f"{'/'.join(options.cache.names)} b3 {chosen.sink_tokens}+{chosen.recent_tokens}"
+
+
 def measuring_options(options: KvOptions) -> KvOptions:
     """Options of a measured context; all other options are those of a context in use."""
     return options.with_(mode=KvMode.SPARSE, sample_budget=RESOLUTIONS[0], head_errors=None, exact_tokens=0, error_every=1)

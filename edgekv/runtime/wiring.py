@@ -18,7 +18,7 @@ from edgekv.config import EvictionOptions, KvOptions
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
-from edgekv.planning.device import ColdPage, ship_or_read
+from edgekv.planning.device import ships
 from edgekv.runtime import context, effective
 from edgekv.runtime.copies import Copies
 from edgekv.runtime.native_evictor import NativeEvictor
@@ -104,7 +104,7 @@ class Tiering:
             exists[layer.index, : layer.n_head_kv] = True
         self.shape = PageShape(*view.shape, page_tokens=observed.page_tokens, pages_per_stream=observed.pages_per_stream, exists=exists)
         self.slot_bytes = view.slot_bytes
-        self._ships = rates is None or ship_or_read(self.slot_bytes, rates) is ColdPage.SHIP
+        self._ships = rates is None or ships(self.slot_bytes, rates)
         self._newest = view.newest
         self._dropped = view.dropped
         self._limits = core.limits(handle)

@@ -9,15 +9,7 @@ from support.fake_gpus import CARD, RATES
 
 from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import NativeError
-from edgekv.planning.device import (
-    ColdPage,
-    break_even_uses,
-    cache_file,
-    calibrate,
-    on_host_slowdown,
-    pinning_refused,
-    ship_or_read,
-)
+from edgekv.planning.device import break_even_uses, calibrate, kept_rates, on_host_slowdown, pinning_refused, ships
 
 CUDA = DeviceKind.CUDA
 SECOND = replace(CARD, index=1, name="GeForce RTX 3060")
@@ -27,7 +19,7 @@ def test_measured_once(gpus):
     machine = gpus(CARD)
     assert calibrate(CUDA) == RATES and calibrate(CUDA) == RATES and machine.n_measured == 1
     assert calibrate(CUDA, again=True) == RATES and machine.n_measured == 2
-    assert json.loads(cache_file().read_text())["cuda:0"]["rates"]["vram"] == 450e9
+    assert json.loads(kept_rates().path.read_text())["cuda:0"]["rates"]["vram"] == 450e9
 
 
 @pytest.mark.parametrize("change", [{"name": "another card"}, {"driver": 13010}, {"runtime": 12080}, {"arch": 90}], ids=str)
@@ -64,13 +56,13 @@ def test_a_damaged_file_is_measured_anew(gpus, content):
     machine = gpus(CARD)
     calibrate(CUDA)
     if isinstance(content, str) and content.startswith("RATES="):
-        whole = json.loads(cache_file().read_text())
+        whole = json.loads(kept_rates().path.read_text())
         made = {"zeros": dict.fromkeys(RATES.__struct_fields__, 0.0), "text": dict.fromkeys(RATES.__struct_fields__, "fast"),
                 "nan": dict.fromkeys(RATES.__struct_fields__, math.nan)}
         name = content.removeprefix("RATES=")
         whole["cuda:0"]["rates"] = made[name] if name in made else json.loads(name)
         content = json.dumps(whole)
-    cache_file().write_bytes(content if isinstance(content, bytes) else content.encode())
+    kept_rates().path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert calibrate(CUDA) == RATES and machine.n_measured == 2
     assert calibrate(CUDA) == RATES and machine.n_measured == 2, "and the file is whole again"
 
@@ -87,7 +79,7 @@ def test_nothing_is_kept_of_a_failure(gpus):
     machine.rates = None
     with pytest.raises(NativeError, match="lost"):
         calibrate(CUDA)
-    assert not cache_file().exists()
+    assert not kept_rates().path.exists()
 
 
 PAGE = 8192
@@ -97,16 +89,16 @@ def test_break_even():
     """By hand: 8 KiB over 22 GB/s take 0.3724 us, on the card 0.0182 us, the launch 5 us / 128."""
     link, card, launch = PAGE / 22e9, PAGE / 450e9, 5e-6 / 128
     assert break_even_uses(PAGE, RATES) == pytest.approx((link + card + launch) / (link - card))
-    assert ship_or_read(PAGE, RATES, 1) is ColdPage.READ and ship_or_read(PAGE, RATES, 2) is ColdPage.SHIP
+    assert not ships(PAGE, RATES, 1) and ships(PAGE, RATES, 2)
     slow = replace(RATES, launch_us=500.0)
-    assert ship_or_read(PAGE, slow, 2) is ColdPage.READ, "a slow launch has to be earned first"
+    assert not ships(PAGE, slow, 2), "a slow launch has to be earned first"
     assert break_even_uses(64 << 20, RATES) < break_even_uses(PAGE, RATES)
 
 
 @pytest.mark.parametrize("link", [450e9, 900e9])
 def test_a_link_as_fast_as_the_memory_never_ships(link):
     rates = replace(RATES, link_gather=link)
-    assert break_even_uses(PAGE, rates) == math.inf and ship_or_read(PAGE, rates, 1e9) is ColdPage.READ
+    assert break_even_uses(PAGE, rates) == math.inf and not ships(PAGE, rates, 1e9)
 
 
 def test_the_cost_of_a_refused_pin():

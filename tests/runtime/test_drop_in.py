@@ -203,7 +203,7 @@ edgekv.Llama(sys.argv[1], kv="off", n_ctx=256).close()
 print(json.dumps(list(sys.modules)))
 """
 OF_OTHER_MODES = {"importlib.metadata", "edgekv.arrays.ops", "edgekv.cache_types", "edgekv.planning.device", "edgekv.planning.device_fit",
-                  "edgekv.planning.device_mode", "edgekv.planning.kept_head_errors", "edgekv.planning.roofline", "edgekv.policies", "edgekv.prefix_cache",
+                  "edgekv.planning.device_mode", "edgekv.planning.kept", "edgekv.planning.roofline", "edgekv.policies", "edgekv.prefix_cache",
                   "edgekv.runtime.measured_heads", "edgekv.runtime.wiring", "edgekv.tiering.eviction", *(["psutil"] if sys.platform == "linux" else [])}
 OF_A_MODEL = OF_OTHER_MODES | {"edgekv._native._core", "edgekv.config", "edgekv.models", "edgekv.planning", "edgekv.runtime", "platformdirs", "psutil"}
 OF_LLAMA_CPP = OF_A_MODEL | {"_cffi_backend", "edgekv._native", "edgekv.llama", "llama_cpp", "logging", "numpy", "typing"}

@@ -12,7 +12,7 @@ from edgekv._native import paging
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
 from edgekv.config import HeadErrors, KvOptions
-from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
+from edgekv.planning.kept import Kept, key_of
 from edgekv.runtime import attachments, measured_heads
 from edgekv.runtime.sampling import sampled_with, sparse_with
 
@@ -172,25 +172,27 @@ def test_a_model_that_is_never_sampled_has_nothing_to_measure(synthetic, tmp_pat
 
 
 def test_the_file_of_errors(tmp_path, caplog):
-    kept, errors = KeptHeadErrors(tmp_path / "some" / "errors.json"), known(np.array([[500.0, 2000.0]]))
-    assert kept.find("a") is None
+    kept, errors = Kept("", "errors", path=tmp_path / "some" / "errors.json"), known(np.array([[500.0, 2000.0]]))
+    assert kept.find("a", HeadErrors) is None
     kept.keep("a", errors)
     kept.keep("b", known(np.array([[1000.0]])))
-    assert kept.find("a") == errors and kept.find("c") is None
+    assert kept.find("a", HeadErrors) == errors and kept.find("c", HeadErrors) is None
     for wrong in ("no json", "[]", '{"a": 3}', '{"a": {"resolutions": [500], "errors": [[[0.1]]]}}',
-                  '{"a": {"resolutions": [500, 2000], "errors": [[[0.1]], [[-1]]]}}', '{"a": {"resolutions": [500, 2000], "errors": [[["x"]], [[1]]]}}'):
+                  '{"a": {"resolutions": [500, 2000], "errors": [[[0.1]], [[-1]]]}}', '{"a": {"resolutions": [500, 2000], "errors": [[["x"]], [[1]]]}}',
+                  '{"a": {"resolutions": [500, 2000], "errors": [[[NaN]], [[1]]]}}'):
         kept.path.write_text(wrong)
-        assert kept.find("a") is None
+        assert kept.find("a", HeadErrors) is None
     kept.keep("a", errors)
-    assert kept.find("a") == errors
+    assert kept.find("a", HeadErrors) == errors
     (tmp_path / "file").write_text("")
-    KeptHeadErrors(tmp_path / "file" / "errors.json").keep("a", errors)
+    Kept("", "errors", path=tmp_path / "file" / "errors.json").keep("a", errors)
     assert "cannot be kept" in caplog.text
 
 
 def test_what_errors_are_valid_for():
     options = KvOptions(mode="sparse", target_error="1%")
-    keys = [key_of(b"model", options, "cpu avx2", "text")]
-    keys += [key_of(b"other", options, "cpu avx2", "text"), key_of(b"model", options, "cpu avx512", "text"), key_of(b"model", options, "cpu avx2", "t")]
-    keys += [key_of(b"model", options.with_(**change), "cpu avx2", "text") for change in ({"type_k": "q8_0"}, {"recent_tokens": 32}, {"sink_tokens": 0})]
-    assert len(set(keys)) == len(keys) and key_of(b"model", options.with_(target_error="2%"), "cpu avx2", "text") == keys[0]
+    def key(model: bytes = b"model", kernels: str = "cpu avx2", text: str = "text", **changes: object) -> str:
+        return key_of(model, measured_heads.settings(options.with_(**changes)), kernels, text)
+
+    keys = [key(), key(b"other"), key(kernels="cpu avx512"), key(text="t"), key(type_k="q8_0"), key(recent_tokens=32), key(sink_tokens=0)]
+    assert len(set(keys)) == len(keys) and key(target_error="2%") == keys[0]

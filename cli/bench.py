@@ -15,8 +15,7 @@ from edgekv.cli.common.ending import ending
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.help import Group
 from edgekv.cli.common.lazy_group import check_moved
-from edgekv.cli.common.lists import CommaList, ModeList
-from edgekv.cli.common.ranges import numbers, pair
+from edgekv.cli.common.lists import CommaList, ModeList, numbers, pair
 from edgekv.cli.common.shared_options import Parsed, model_path, option, token_bounds
 from edgekv.cli.compare import compare
 from edgekv.cli.speed_rows import OUTPUTS, print_speed, sentence, write_line

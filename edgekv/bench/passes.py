@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from edgekv.bench.disk_reads import DiskReads
 from edgekv.bench.modes import BenchMode
+from edgekv.bench.process import DiskReads
 from edgekv.bench.request import BenchTest
 from edgekv.bench.tally import added
 from edgekv.common.enums import CacheType, KvMode

@@ -20,7 +20,7 @@ from edgekv.bench.meter import Meter
 from edgekv.bench.modes import STOCK_KERNELS, BenchMode, errors_for, with_home_on_disk, with_stock
 from edgekv.bench.needs import Room
 from edgekv.bench.passes import LIMIT_TOKENS, WARMUP_TOKENS, Passes, hooked_note, memory_figures
-from edgekv.bench.peak import Peak
+from edgekv.bench.process import Peak
 from edgekv.bench.request import BenchRequest, BenchTest, Fill, with_rows
 from edgekv.bench.row import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
 from edgekv.bench.taken import Taken

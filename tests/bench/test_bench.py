@@ -18,7 +18,7 @@ from edgekv.bench.row import LLAMA_BENCH, OURS
 from edgekv.bench.speed import run
 from edgekv.bench.taken import samples
 from edgekv.bench.text import standard_text
-from edgekv.cli.common.ranges import numbers
+from edgekv.cli.common.lists import numbers
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.measure.contexts import COMPUTED, Contexts, Opening, contexts
 from edgekv.measure.decoder import Decoder

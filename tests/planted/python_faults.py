@@ -55,7 +55,7 @@ PYTHON = [
     Fault("sampled-rows-called-exact", "readings", SERVING + "readings.py", "readings[(labels & cells.SAMPLED) != 0] = Reading.SAMPLED", "pass"),
     Fault("figures-speed-inverted", "figures", SERVING + "history.py", "n_tokens / seconds, *(", "n_tokens * seconds, *("),
     Fault("chat-pin-one-token-more", "chat pins", "cli/chat/pinned_messages.py", "max(first, n - 1)", "max(first, n)"),
-    Fault("range-without-its-end", "cli", "cli/common/ranges.py", "while first <= last:", "while first < last:"),
+    Fault("range-without-its-end", "cli", "cli/common/lists.py", "while first <= last:", "while first < last:"),
     Fault("json-with-infinity", "cli", "cli/common/tables.py", "math.isnan(value) or math.isinf(value)", "math.isnan(value)"),
     Fault("observer-sees-the-run", "observers", "edgekv/runtime/observers.py", "tuple(now - before for now, before in zip(sums, earlier))", "sums"),
     Fault("tokens-past-a-gap", "tokens", "edgekv/runtime/tokens.py", "mine[:missing[0]] if len(missing) else mine", "mine"),

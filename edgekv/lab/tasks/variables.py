@@ -5,9 +5,7 @@ from random import Random
 
 from edgekv.lab.tasks.needles import RULER
 from edgekv.lab.tasks.task import Blank, Context, Question, TaskSample, spread, task
-
-NAMES = ("apple", "window", "guitar", "forest", "pencil", "rocket", "bottle", "market", "tunnel", "island", "pepper", "saddle",
-         "mirror", "ladder", "cotton", "helmet")
+from edgekv.lab.tasks.words import WORDS
 
 N_CHAINS, N_HOPS = 2, 2
 
@@ -15,7 +13,7 @@ N_CHAINS, N_HOPS = 2, 2
 @task("variables", "chains of boxes in a text (one holds a number, the next what that one holds); each link is asked for, and the "
                    "number at the end of each chain", RULER)
 def variables(random: Random, n_tokens: int, place: float) -> TaskSample:
-    names = random.sample(NAMES, N_CHAINS * (N_HOPS + 1))
+    names = random.sample(WORDS[:16], N_CHAINS * (N_HOPS + 1))
     chains = [names[i::N_CHAINS] for i in range(N_CHAINS)]
     values = [str(value) for value in random.sample(range(10000, 100000), N_CHAINS)]
     links = [[f"The box {chain[0]} holds the number {value}.",

@@ -3,14 +3,13 @@
 from edgekv.arrays.ops import Ops
 from edgekv.common.registry import Registry
 from edgekv.pages.shape import PageShape
-from edgekv.tiering.prefetch.no_prefetch import NoPrefetch
 from edgekv.tiering.prefetch.prefetcher import Prefetcher, Rope
 from edgekv.tiering.prefetch.previous import Previous
 from edgekv.tiering.prefetch.random_pages import RandomPages
 from edgekv.tiering.prefetch.rope import RopeDistance
 
 PREFETCHERS: Registry[type[Prefetcher]] = Registry("prefetch")
-PREFETCHERS.add("none", NoPrefetch, "pages move on their scores alone", "EdgeKV")
+PREFETCHERS.add("none", Prefetcher, "pages move on their scores alone", "EdgeKV")
 PREFETCHERS.add("previous", Previous, "the pages attended last", "EdgeKV")
 PREFETCHERS.add("rope", RopeDistance, "a prior by distance, from the model's rotary embedding",
                 "from RoFormer, arXiv:2104.09864")

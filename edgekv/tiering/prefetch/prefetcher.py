@@ -1,4 +1,4 @@
-"""The interface of all prefetchers."""
+"""The interface of all prefetchers, and the one that wants nothing."""
 
 import numpy as np
 from msgspec import Struct
@@ -22,8 +22,11 @@ class Rope(Struct, frozen=True):
     little at distances of many pages."""
 
 
+NOTHING = Later.now(np.empty(0, np.int64))
+
+
 class Prefetcher:
-    """Says which pages will be wanted next, before their scores do. Mass lives where `ops` works."""
+    """Says which pages will be wanted next, before their scores do: this one, none. Mass lives where `ops` works."""
 
     def __init__(self, shape: PageShape, rope: Rope | None, ops: Ops):
         self.shape = shape
@@ -32,10 +35,7 @@ class Prefetcher:
 
     def wanted(self, observation: Observation, residency: Residency, limit: int) -> Later[np.ndarray]:
         """int64 [<= limit]: ids of HOME pages, most wanted first, each once. A device answers later; by then pages may have left home."""
-        raise NotImplementedError
-
-
-NOTHING = Later.now(np.empty(0, np.int64))
+        return NOTHING
 
 
 def only_home(ids: np.ndarray, residency: Residency, limit: int) -> np.ndarray:

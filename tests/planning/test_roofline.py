@@ -21,6 +21,7 @@ from edgekv.planning.host import (
     AttentionShape,
     HostRates,
     KeptRates,
+    KernelRates,
     MatrixShape,
     WeightRates,
     attention_shape,
@@ -53,6 +54,7 @@ def test_the_time_of_a_token(header):
     assert line.decode_seconds(KvMode.OFF, 8192) == pytest.approx(base + 16 * 2e-5 + 16 * 8 * 8192 * 60e-9)
     flash = base + 16 * 1e-5 + 16 * 8 * (2048 * 40e-9 + 52 * 160e-9)
     assert line.decode_seconds(KvMode.OFF, 2100) == pytest.approx(flash), "the faster one there"
+    assert [KernelRates(0, 1, 2, 4, 0).cells(n) for n in (100, 2100, 5000)] == [100, 2048 + 2 * 52, 2048 + 2 * 2048 + 4 * 904]
     assert line.decode_seconds(KvMode.EXACT, 8192) == pytest.approx(base + 16 * 8 * 8192 * 30e-9)
     assert line.decode_seconds(KvMode.SPARSE, 7168) == pytest.approx(base + 16 * 8 * (403 * 40e-9 + 7168 * 5e-9))
     assert line.decode_seconds(KvMode.SPARSE, 700) == line.decode_seconds(KvMode.EXACT, 700), "a short context is attended whole"

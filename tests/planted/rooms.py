@@ -10,7 +10,8 @@ KERNELS, DEVICE = "native/test_kernels.py", "native/test_device.py"
 ROOMS: dict[str, tuple[str, ...]] = {
     "config": ("config", "cli/test_options.py"), "prefetch": ("tiering/test_prefetch.py",), "policies": ("policies",),
     **{f"hierarchy: {name}": (f"tiering/test_{name}.py", "tiering") for name in ("table", "budgets", "eviction", "migrator")},
-    **{f"arrays: {name}": (f"arrays/test_{name}.py", "arrays") for name in ("ops", "nearness")},
+    "arrays: ops": ("arrays", "policies/test_policies.py"),
+    "arrays: nearness": ("arrays/test_nearness.py", "arrays"),
     **{f"memory: {name}": (f"planning/test_{name}.py", "planning") for name in ("context", "roofline", "type_choice")}, "models": ("models",),
     **{f"store: {name}": ("prefix_cache/test_state_machine.py", "prefix_cache/test_faults_machine.py", f"prefix_cache/test_{name}.py", "prefix_cache")
        for name in ("ram", "pins", "folder", "read_with", "remote", "snapshots")},
@@ -56,6 +57,7 @@ def gone(tests: Iterable[str]) -> list[str]:
     def is_there(test: str) -> bool:
         path, _, name = test.partition("::")
         file = TESTS / path
-        return re.search(rf"^def {re.escape(name.partition('[')[0])}\(", file.read_text(), re.M) is not None if name and file.is_file() else file.exists()
+        found = re.escape(re.split(r"\[|::", name)[0])  # a function, or a state machine's class
+        return re.search(rf"^(def {found}\(|{found} = )", file.read_text(), re.M) is not None if name and file.is_file() else file.exists()
 
     return [test for test in tests if not is_there(test)]

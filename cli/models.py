@@ -158,7 +158,7 @@ def pull(address: str) -> None:
 
 def _facts(file: ModelFile) -> dict[str, Any]:
     from edgekv.common.enums import CacheType
-    from edgekv.planning.served import layers
+    from edgekv.planning.fit import layers
 
     g = file.geometry
     by_type: dict[str, dict[str, Any]] = {}

@@ -174,3 +174,29 @@ def largest_context(fits: Callable[[int], bool], most: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle * CONTEXT_STEP) else (low, middle - 1)
     return low * CONTEXT_STEP
+
+
+class LayerService(Struct, frozen=True):
+    il: int
+    served: bool
+    """Whether mode sparse serves it."""
+    whole: bool
+    """On the processor EdgeKV attends it whole in every mode."""
+    reason: str
+    n_head: int
+    n_head_kv: int
+
+
+def layers(model: Geometry) -> list[LayerService]:
+    served, whole = set(sparse_layers(model)), set(whole_layers(model))
+    kind = ("compressed KV (MLA)" if model.mla else "plain KV cache") + (", an index lists what it attends" if model.index_rows else "")
+    return [LayerService(il, il in served, il in whole, kind if il in served else _why_not(model, il), model.n_head[il], model.n_head_kv[il])
+            for il in range(model.n_layer)]
+
+
+def _why_not(model: Geometry, il: int) -> str:
+    if model.swa[il]:
+        return f"{model.reasons[il]} ({model.sliding_window:,} tokens)"
+    if model.states[il] != "head_dim":
+        return model.reasons[il]
+    return f"{model.reasons[il]}: K has {model.head_dim_k} numbers and V {model.head_dim_v}"

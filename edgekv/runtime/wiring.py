@@ -20,7 +20,6 @@ from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
 from edgekv.planning.device import ships
 from edgekv.runtime import context, effective
-from edgekv.runtime.copies import Copies
 from edgekv.runtime.native_evictor import NativeEvictor
 from edgekv.tiering.device_arena import DeviceArena
 from edgekv.tiering.planner import MoveLimits
@@ -82,6 +81,24 @@ def tiering(handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops) -> 
     plane = device_calls.plane(handle)
     rates = effective.rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
     return Tiering(handle, options, stats, ops, rates)
+
+
+class Copies:
+    """Finds the streams of a context that `llama_memory_seq_cp` copied whole since it was last asked, between sequences with cells of their own."""
+
+    def __init__(self, handle: core.Handle, n_streams: int):
+        self._handle = handle
+        self._copied = [native_arrays.cells(handle, stream).copied for stream in range(n_streams)]
+
+    def since_last(self) -> tuple[tuple[int, int], ...]:
+        """`Observation.copies`. A copy of a copy is left out: it is not known which of the two came first."""
+        sources = {}
+        for stream, before in enumerate(self._copied):
+            copied = native_arrays.cells(self._handle, stream).copied
+            if copied != before:
+                self._copied[stream] = copied
+                sources[stream] = copied[1]
+        return tuple((stream, source) for stream, source in sources.items() if source not in sources)
 
 
 class Tiering:

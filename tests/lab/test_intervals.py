@@ -8,7 +8,7 @@ from edgekv.bench.intervals import of_mean, wilson
 from edgekv.bench.tally import Tally
 from edgekv.common.effort import Effort, Kind, Work
 from edgekv.lab.questions.quality import COUNTS
-from edgekv.lab.results.retention import Retention
+from edgekv.lab.questions.task_rows import Retention
 
 
 @pytest.mark.parametrize(("found", "asked", "low", "high"), [

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.quality import QUICK, SPARSE
+from support.benches import QUICK, SPARSE
 
 from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text, find_text, standard_text

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support.quality import SPARSE
+from support.benches import SPARSE
 from support.stub import write_stub
 
 from edgekv.bench.modes import find_mode

@@ -19,10 +19,9 @@ from edgekv.models.geometry import open_model
 from edgekv.planning.allocations import HOST, ContextRequest, Slots, home_bytes, host_parts
 from edgekv.planning.device_fit import DeviceRoom
 from edgekv.planning.device_roofline import DeviceRoofline, hit_share
-from edgekv.planning.fit import plain_layers
+from edgekv.planning.fit import layers, plain_layers
 from edgekv.planning.host import HostRates, WeightRates
 from edgekv.planning.plan import GAINS_FROM, fitting_context, make_plan, users
-from edgekv.planning.served import layers
 from edgekv.runtime.wiring import ROWS_SHARE
 
 MIB, GB = 1 << 20, 10**9

@@ -75,5 +75,5 @@ PYTHON = [
     Fault("budgets-pyramid-turned", "hierarchy: budgets", TIERS + "budgets.py", "np.linspace(2 - last, last, n_rows)", "np.linspace(last, 2 - last, n_rows)"),
     Fault("top-later-of-equals", "arrays: ops", "edgekv/arrays/topk.py",
           "chosen[~above][: k - np.count_nonzero(above)]", "chosen[~above][np.count_nonzero(above) - k :]"),
-    Fault("sim-filling-page-fetched", "lab sim", "edgekv/lab/traces/sim/hot.py", "(chosen & ~part)[:, :, : end - 1]", "(chosen & ~part)[:, :, :end]"),
+    Fault("sim-filling-page-fetched", "lab sim", "edgekv/lab/traces/sim/replay.py", "(chosen & ~part)[:, :, : end - 1]", "(chosen & ~part)[:, :, :end]"),
 ]

@@ -5,7 +5,7 @@ import pytest
 from support.contexts import attached, dropped
 from support.decoding import kld
 from support.evicting import TOLERANCE, Chat, check_rows, evict
-from support.resident import resident_bytes
+from support.homes import resident_bytes
 
 from edgekv._native import native_arrays, testing
 from edgekv.config import KvOptions

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support.clients import CHAT, post, send
+from support.homes import resident_bytes
 from support.prefix_server import ask, conversation, n_read, serve
-from support.resident import resident_bytes
 
 from edgekv._native import core
 from edgekv.cli.chat.kv_status import KvWatch, memory_rows, mode_summary

@@ -1,8 +1,9 @@
-"""The KV homes on disk of this process: where they are mapped, what of them is in memory, and how to let it go."""
+"""Memory of this process: KV homes on disk, where they are mapped, what of them is in memory and how to let it go; bytes that are its own."""
 
 import ctypes
 import mmap
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 _PAGEOUT, _MS_SYNC = 21, 4
+_PRESENT, _EXCLUSIVE = 1 << 63, 1 << 56  # the kernel's page of zeros is present, and everybody's
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,6 +65,19 @@ def files_of_homes() -> list[os.stat_result]:
         if "edgekv-home-" in name:
             found.append(os.stat(f"/proc/self/fd/{number}"))
     return found
+
+
+def resident_bytes(array: np.ndarray) -> int:
+    """Bytes of the system's own pages that hold a part of the array's memory, gaps between strides included, as the kernel's page map says."""
+    page = resource.getpagesize()
+    first = array.__array_interface__["data"][0]
+    end = first + sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)) + array.itemsize
+    n_pages = -(-end // page) - first // page
+    with open("/proc/self/pagemap", "rb") as file:
+        file.seek(first // page * 8)
+        entries = np.frombuffer(file.read(8 * n_pages), np.uint64)
+    own = np.uint64(_PRESENT | _EXCLUSIVE)
+    return page * int(np.count_nonzero(entries & own == own))
 
 
 def in_process(code: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:

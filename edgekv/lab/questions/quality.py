@@ -2,7 +2,7 @@
 
 There are two halves. Each text is read once, then each mode predicts it token by token (edgekv.lab.questions.likeness). Tasks are questions
 about long contexts whose answers are right or wrong (edgekv.lab.tasks, edgekv.lab.questions.answers). A question that full attention fails
-says nothing about the cache, so a mode is judged by how many of the other answers it keeps (edgekv.lab.results.retention). Full attention
+says nothing about the cache, so a mode is judged by how many of the other answers it keeps (edgekv.lab.questions.task_rows). Full attention
 reads texts and contexts for all modes, except modes with sparse prompts, which read for themselves.
 """
 

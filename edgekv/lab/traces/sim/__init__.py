@@ -16,7 +16,7 @@ A step t decodes one token, with the same policies and prefetchers as live:
    mass of every page, hot or not. `full`: the true mass of every page, which only a recording has. `honest`: only the policy's chosen
    pages, their mass scaled up to the softmax over them, as when the policy decides what is attended. A trace knows a group's query heads
    only together, so the scale is that of their sum.
-4. Prefetch adds to the hot tier (`edgekv.lab.traces.sim.hot`).
+4. Prefetch adds to the hot tier (`edgekv.lab.traces.sim.replay.HotTier`).
 
 In the warm-up nothing is missed or counted: even under honest observation everything is attended. The choice of its last step is hot
 when the first measured step begins. The trace's masses never change: under honest observation, a policy's misses do not

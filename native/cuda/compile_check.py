@@ -1,10 +1,10 @@
 """Compile every CUDA file for every architecture that we promise, on a machine that needs no GPU.
 
     python native/cuda/compile_check.py                      native/cuda/**/*.cu
-    python native/cuda/compile_check.py --ggml DIR           also ggml-cuda.cu of a llama.cpp that patches/apply.py prepared
+    python native/cuda/compile_check.py --ggml DIR           also ggml-cuda.cu of a llama.cpp that patches/apply.py prepared, and cublas.cpp
     python native/cuda/compile_check.py --install DIR        fetch what is missing here from PyPI into DIR first
 
-The compiler is nvcc from CUDACXX, from PATH, or from DIR; ggml-cuda.cu also needs the headers of cuBLAS. What was compiled before
+The compiler is nvcc from CUDACXX, from PATH, or from DIR; ggml-cuda.cu and cublas.cpp also need the headers of cuBLAS. What was compiled before
 from the same bytes with the same compiler and flags, in this checkout or another, is not compiled again (--cache).
 
 Exit status: 0 all compiled; 1 a file does not compile; 5 there is no nvcc, or no cuBLAS header, to compile with.
@@ -197,6 +197,7 @@ def check(options: argparse.Namespace) -> list[Result]:
         files.insert(0, ggml / "ggml" / "src" / "ggml-cuda" / "ggml-cuda.cu")  # it takes longest
         if not files[0].exists():
             raise SystemExit(f"--ggml: there is no {files[0]}; prepare a tree with patches/apply.py --prepare DIR")
+        files += [] if options.only_ggml else sorted(HERE.glob("*.cpp"))
     toolkit = find_toolkit(options.install, with_cublas=ggml is not None)
     print(f"{toolkit.nvcc}: {toolkit.version}", flush=True)
     roots = {"native": NATIVE} | ({"ggml": ggml} if ggml is not None else {})

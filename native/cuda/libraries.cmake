@@ -16,6 +16,17 @@ function(edgekv_opens_backend ggml backend)
     target_compile_definitions(${backend} PRIVATE GGML_BACKEND_DL) # it exports what ggml_backend_load() looks for
 endfunction()
 
+# edgekv_opens_cublas(BACKEND): the backend is not linked to cuBLAS, which cublas.cpp opens when the backend first calls it. A backend that calls a
+# function of it which cublas.cpp lacks is not linked at all.
+function(edgekv_opens_cublas backend)
+    get_target_property(items ${backend} LINK_LIBRARIES)
+    list(REMOVE_ITEM items CUDA::cublas)
+    set_property(TARGET ${backend} PROPERTY LINK_LIBRARIES "${items}")
+    target_sources(${backend} PRIVATE ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/cublas.cpp)
+    target_link_libraries(${backend} PRIVATE ${CMAKE_DL_LIBS})
+    target_link_options(${backend} PRIVATE -Wl,--no-undefined)
+endfunction()
+
 # edgekv_cuda_rpath(VERSION TOOLKIT OUT): where a library in PACKAGES/edgekv/lib looks for CUDA's beside itself
 #   version  of the toolkit
 #   toolkit  folder of this machine's toolkit, which the loader need not know; empty: the build is for other machines too

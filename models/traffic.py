@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from edgekv.models.geometry import ModelFile
 
-_TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
+TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
 """Tensors of which a token reads one row."""
 
 EXPERTS = " of experts"
@@ -38,7 +38,7 @@ def traffic(model: ModelFile) -> Traffic:
     kept = 0
     for tensor in model.tensors:
         is_head = tensor.name == ("token_embd.weight" if is_tied else "output.weight")
-        if tensor.name in _TABLES and not is_head or _layer(tensor.name) >= model.geometry.n_layer:  # those that predict are for drafts
+        if tensor.name in TABLES and not is_head or _layer(tensor.name) >= model.geometry.n_layer:  # those that predict are for drafts
             continue
         kind = tensor.type.lower()
         used, of = 1, 1

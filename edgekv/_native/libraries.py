@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from pathlib import Path
 
 
 def can_load(name: str) -> bool:
@@ -18,3 +19,11 @@ def load_problem(name: str) -> str | None:
         missing = re.match(r"(\S+): cannot open shared object file", str(error))
         return f"the library {missing[1]} is not found" if missing else str(error)
     return None
+
+
+def cublas_problem(backend: Path) -> str | None:
+    """Why llama.cpp's library for NVIDIA's GPUs, `backend`, cannot open cuBLAS, as a clause; None: it can. Raises OSError if it cannot be opened itself."""
+    asked = ctypes.CDLL(str(backend)).edgekv_cublas_problem
+    asked.restype = ctypes.c_char_p
+    why = asked()
+    return None if why is None else why.decode()

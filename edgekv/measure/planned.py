@@ -19,7 +19,7 @@ from edgekv.planning.available import available_bytes
 from edgekv.planning.devices import place
 from edgekv.planning.fit import unifies
 from edgekv.planning.home import PAGE
-from edgekv.planning.later import check_later, later_bytes, place_later
+from edgekv.planning.later import check_later, check_placed, later_bytes, place_later
 from edgekv.planning.plan import Plan, make_plan
 from edgekv.planning.roofline import HostRoofline, pages_read
 from edgekv.planning.type_choice import with_types
@@ -64,6 +64,7 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
     kv = placement.in_force(kv)
     slots = Slots(asked.n_slots, unifies(model.geometry, kv, asked.n_slots, placement.room is not None))
     check_later(asked.later)
+    check_placed(asked.later, placement)
     room, later = place_later(placement.room, later_bytes(asked.later))
     request = ContextRequest(model, kv, asked.n_ctx, slots, available_bytes(), asked.store_bytes, room, n_threads=n_threads, later_bytes=later,
                              from_disk=asked.from_disk, later=asked.later)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +16,9 @@ from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, CudaUnavailable, ModelError, NativeError
 from edgekv.common.units import size
 from edgekv.config import AUTO_DEVICE, KvOptions
-from edgekv.models.geometry import open_model
+from edgekv.models.geometry import ModelFile, open_model
+from edgekv.models.reader import TensorInfo, open_gguf
+from edgekv.planning import cublas
 
 if TYPE_CHECKING:
     from edgekv._native.device_calls import DeviceInfo
@@ -80,13 +82,18 @@ def place(kv: KvOptions, model: Path | None = None) -> Placement:
     if (lack := _lack(kind, found)) is not None:
         if asked != AUTO_DEVICE:
             raise _refused(asked, lack.why)
-        return Placement(DeviceKind.HOST, warning=f"THE GPU IS NOT USED ({lack.gpu}): {lack.why}; {_QUIET}" if lack.gpu else None)
+        return Placement(DeviceKind.HOST, warning=_unused(lack.gpu, lack.why) if lack.gpu else None)
     info, *others = (one for one in found if one.usable)
     if kv.cache.kv_dir is not None:
         raise ConfigError(f"a KV home on disk works on the processor only, and {info.name} can be used; add --attention-device cpu, or leave the home out")
-    weights = _weights(model) if others and model is not None else 0
+    file = None if model is None else _opened(model)
+    weights = file.geometry.tensor_bytes if others and file is not None else 0
     shared = tuple(others) if weights > info.free_bytes else ()
     placed = Placement(kind, info.index, info, others=shared)
+    if file is not None and (why := _cublas_problem(placed, file.geometry.path, file.tensors)) is not None:
+        if asked != AUTO_DEVICE:
+            raise _refused(asked, why)
+        return Placement(DeviceKind.HOST, warning=_unused(info.name, why))
     if kv.mode is KvMode.OFF or kind is not DeviceKind.CUDA:
         return placed
     why = f"the weights ({size(weights)}) fit on none of {len(shared) + 1} GPUs alone, and it serves models on one" if shared else _cupy_problem(info)
@@ -101,12 +108,28 @@ def place(kv: KvOptions, model: Path | None = None) -> Placement:
 _QUIET = "--attention-device cpu runs without it and without this warning"
 
 
-def _weights(model: Path) -> int:
-    """Bytes; 0 for a file that is no model, which llama.cpp judges."""
+def _unused(gpu: str, why: str) -> str:
+    return f"THE GPU IS NOT USED ({gpu}): {why}; {_QUIET}"
+
+
+def _opened(model: Path) -> ModelFile | None:
+    """None for a file that is no model, which llama.cpp judges."""
     try:
-        return open_model(model, whole=False).geometry.tensor_bytes
+        return open_model(model, whole=False)
     except ModelError:
-        return 0
+        return None
+
+
+def check_beside(placement: Placement, path: Path) -> None:
+    """Raise CudaUnavailable if the GPUs of a placement cannot compute with a file that is loaded after the model, ModelError if it is no GGUF file."""
+    if placement.info is not None and (why := _cublas_problem(placement, path, open_gguf(path, whole=False).tensor_infos)) is not None:
+        raise _refused(placement.kind.value, why)
+
+
+def _cublas_problem(placement: Placement, path: Path, tensors: Sequence[TensorInfo]) -> str | None:
+    if placement.info is None or placement.kind is not DeviceKind.CUDA:
+        return None
+    return cublas.problem(path.name, tensors, (placement.info, *placement.others), _folder())
 
 
 def _refused(device: str, why: str) -> CudaUnavailable:

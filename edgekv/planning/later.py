@@ -15,6 +15,7 @@ from edgekv.models.reader import open_gguf
 
 if TYPE_CHECKING:
     from edgekv.planning.device_fit import DeviceRoom
+    from edgekv.planning.devices import Placement
 
 PROJECTOR = ("-mm", "--mmproj")
 DRAFTS = ("-md", "--model-draft", "--spec-draft-model")
@@ -46,6 +47,15 @@ def check_later(options: Sequence[str]) -> None:
             raise ModelError(f"{path} is not a LoRA adapter; {name} takes the file that convert_lora_to_gguf.py writes")
         elif "vector" in name and not any(tensor.name.startswith("direction.") for tensor in open_gguf(path).tensor_infos):
             raise ModelError(f"{path} is not a control vector; {name} takes the file that llama-cvector-generator writes")
+
+
+def check_placed(options: Sequence[str], placement: Placement) -> None:
+    """Raise CudaUnavailable where one of these options names a file that the GPUs of a placement cannot compute with."""
+    from edgekv.planning.devices import check_beside
+
+    for name, path in _files(options):
+        if path.is_file() and not (name in PROJECTOR and "--no-mmproj-offload" in options):
+            check_beside(placement, path)
 
 
 def _files(options: Sequence[str]) -> Iterator[tuple[str, Path]]:

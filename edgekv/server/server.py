@@ -25,6 +25,7 @@ from edgekv.planning import devices
 from edgekv.planning.allocations import MemoryPart
 from edgekv.planning.context import choose_context
 from edgekv.planning.fit import ContextChoice
+from edgekv.planning.later import check_placed
 from edgekv.server import first_tokens
 from edgekv.server.arguments import command_line
 from edgekv.server.drafts import drafting, with_draft_model
@@ -40,6 +41,7 @@ from edgekv.server.server_options import (
     check_recall,
     free_port,
     later_bytes,
+    later_options,
     llama_has_keys,
     spaces_of,
     with_measured,
@@ -76,6 +78,7 @@ class Server:
         keys = options.api_keys()
         self.options = with_measured(self.options)
         self.options = bounded(self.options, self.model)
+        check_placed(later_options(self.options), self.placement)
         # An extra key of our own, for this process's requests, and because llama.cpp logs the end of a key that is the only one.
         self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
         self.request = memory_request(self.options, file, self.placement)

@@ -184,7 +184,12 @@ _ONE_CACHE, _OWN_CACHES = ("--kv-unified", "-kvu"), ("--no-kv-unified", "-no-kvu
 
 def later_bytes(options: "ServerOptions") -> int:
     """Memory for what llama.cpp's server loads after the model. Raises as `planning.later.later_bytes`."""
-    return later.later_bytes((*options.extra, *((DRAFTS[0], str(options.draft)) if isinstance(options.draft, Path) else ())))
+    return later.later_bytes(later_options(options))
+
+
+def later_options(options: "ServerOptions") -> tuple[str, ...]:
+    """Those of llama.cpp's server, which name what it loads after the model, for `planning.later`."""
+    return (*options.extra, *((DRAFTS[0], str(options.draft)) if isinstance(options.draft, Path) else ()))
 
 
 def with_files(named: tuple[str, ...], extra: tuple[str, ...]) -> tuple[str, ...]:

@@ -171,8 +171,16 @@ def test_kernels_are_compressed_as_the_oldest_driver_reads_them(tmp_path: Path, 
 
 
 def opened(library: Path, function: str, kind: str = "c_int") -> str:
-    code = (f"import ctypes\nasked = ctypes.CDLL({str(library)!r}).{function}\nasked.restype = ctypes.{kind}\nfound = asked()\n"
-            "print(found.decode() if isinstance(found, bytes) else found)")
+    return printed(f"import ctypes\nasked = ctypes.CDLL({str(library)!r}).{function}\nasked.restype = ctypes.{kind}\nfound = asked()\n"
+                   "print(found.decode() if isinstance(found, bytes) else found)")
+
+
+def cublas_problem(library: Path) -> str:
+    return printed(f"from pathlib import Path\nfrom edgekv._native.libraries import cublas_problem\nprint(cublas_problem(Path({str(library)!r})))")
+
+
+def printed(code: str) -> str:
+    """In a process of its own: what one opens is found by the next one in the same process."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
@@ -199,6 +207,7 @@ def test_everything_else_works_without_them(packages):
 def test_cublas_gets_each_call_as_ggml_makes_it(packages):
     statuses, *calls = opened(packages / "edgekv/lib/libggml-cuda.so", "called", "c_char_p").splitlines()
     assert statuses.split() == [str(100 + i) for i in range(1 + len(CUBLAS))]
+    assert cublas_problem(packages / "edgekv/lib/libggml-cuda.so") == "None"
     assert calls == ["cublasCreate_v2", *(" ".join([name, *map(str, range(1, 1 + len(types(name))))]) for name in CUBLAS)]
     names = subprocess.run(["nm", "-D", packages / "edgekv/lib/libggml-cuda.so"], capture_output=True, text=True, check=True).stdout
     assert [line.split()[-1] for line in names.splitlines() if "cublas" in line] == ["edgekv_cublas_problem"], "it takes the calls of others"
@@ -213,4 +222,4 @@ def test_without_cublas_a_first_call_says_what_to_install(packages):
     assert set(statuses.split()) == {"1"}, "not initialised"
     package = "nvidia-cublas==113.*" if missing.name.endswith("113") else "nvidia-cublas-cu7"
     assert missing.name in sentence and f'pip install "{package}"' in sentence
-    assert opened(library, "edgekv_cublas_problem", "c_char_p") == sentence
+    assert cublas_problem(library) == sentence

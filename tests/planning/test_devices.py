@@ -100,11 +100,10 @@ def test_why_there_is_no_gpu(machine, case, facts, said):
 
 @pytest.mark.parametrize("found", [(), (CARD,)])
 def test_without_the_libraries_of_cuda(machine, monkeypatch, found):
-    """ggml's backend may lack one that our own does without."""
     machine(*found)
-    monkeypatch.setattr(devices, "library_problem", lambda: "the library libcublas.so.13 is not found")
-    assert "libcublas.so.13" in refusal()
-    assert "libcublas.so.13" in devices.place(KvOptions()).warning
+    monkeypatch.setattr(devices, "library_problem", lambda: "the library libcudart.so.13 is not found")
+    assert "libcudart.so.13" in refusal()
+    assert "libcudart.so.13" in devices.place(KvOptions()).warning
 
 
 def test_the_native_library_says_why(machine):

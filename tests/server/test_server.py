@@ -333,7 +333,7 @@ CARD = DeviceRoom("a card", 8 << 30, 7 << 30)
 @pytest.mark.parametrize(("name", "share"), [("--model-draft", 1.25), ("--model_draft", 1.25), ("-md", 1.25), ("--lora", 1), ("--mmproj", 0)])
 def test_an_automatic_budget_leaves_room_for_what_is_loaded_later(tiny, tmp_path, monkeypatch, name: str, share: float):
     """A draft model's file, and a quarter of it for its work; of a projector what llama.cpp says."""
-    monkeypatch.setattr(devices, "place", lambda kv, model: SimpleNamespace(room=CARD, in_force=lambda kv: kv))
+    monkeypatch.setattr(devices, "place", lambda kv, model: SimpleNamespace(room=CARD, info=None, in_force=lambda kv: kv))
     later = vision.qwen2vl(tmp_path / "later.gguf")
     os.truncate(later, 1 << 30)
     alone = Server(options(tiny))

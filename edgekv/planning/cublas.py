@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgekv.models.reader import TensorInfo
 from edgekv.models.traffic import TABLES
-
-if TYPE_CHECKING:
-    from edgekv._native.device_calls import DeviceInfo
 
 _CALLED_FOR = frozenset({"F32", "F16", "BF16", "IQ1_M"})
 """Types that llama.cpp multiplies with more than sixteen tokens by cuBLAS alone (`ggml_cuda_mul_mat` and `ggml_cuda_should_use_mmq`)."""
@@ -33,14 +28,3 @@ def _matrices(tensors: Sequence[TensorInfo]) -> Iterable[TensorInfo]:
         if named and min((*tensor.shape, 1)[:2]) > 1 and tensor.name not in rows:
             yield tensor
 
-
-def problem(name: str, tensors: Sequence[TensorInfo], infos: Sequence[DeviceInfo], folder: Path | None) -> str | None:
-    """Why these GPUs cannot compute with a file's matrices, as a clause; None: they can. folder: of llama.cpp's library for them. Opens cuBLAS only if
-    it is needed."""
-    found = matrix(tensors, min(info.arch for info in infos))
-    if found is None or folder is None:
-        return None
-    from edgekv._native.libraries import cublas_problem
-
-    why = cublas_problem(folder / "libggml-cuda.so")
-    return None if why is None else f"{name} has {found.name} in {found.type}, which llama.cpp multiplies by cuBLAS, and {why}"

@@ -90,7 +90,7 @@ def place(kv: KvOptions, model: Path | None = None) -> Placement:
     weights = file.geometry.tensor_bytes if others and file is not None else 0
     shared = tuple(others) if weights > info.free_bytes else ()
     placed = Placement(kind, info.index, info, others=shared)
-    if file is not None and (why := _cublas_problem(placed, file.geometry.path, file.tensors)) is not None:
+    if file is not None and (why := _unmultiplied(placed, file.geometry.path, file.tensors)) is not None:
         if asked != AUTO_DEVICE:
             raise _refused(asked, why)
         return Placement(DeviceKind.HOST, warning=_unused(info.name, why))
@@ -122,14 +122,26 @@ def _opened(model: Path) -> ModelFile | None:
 
 def check_beside(placement: Placement, path: Path) -> None:
     """Raise CudaUnavailable if the GPUs of a placement cannot compute with a file that is loaded after the model, ModelError if it is no GGUF file."""
-    if placement.info is not None and (why := _cublas_problem(placement, path, open_gguf(path, whole=False).tensor_infos)) is not None:
+    if placement.info is not None and (why := _unmultiplied(placement, path, open_gguf(path, whole=False).tensor_infos)) is not None:
         raise _refused(placement.kind.value, why)
 
 
-def _cublas_problem(placement: Placement, path: Path, tensors: Sequence[TensorInfo]) -> str | None:
+def cublas_problem() -> str | None:
+    """Why cuBLAS cannot be opened, as a clause; None: it can, or this build has no CUDA code."""
+    from edgekv._native.libraries import cublas_problem
+
+    folder = _folder()
+    return None if folder is None else cublas_problem(folder / _LIBRARIES[0])
+
+
+def _unmultiplied(placement: Placement, path: Path, tensors: Sequence[TensorInfo]) -> str | None:
+    """Why the GPUs of a placement cannot compute with a file's matrices, as a clause; None: they can. Opens cuBLAS only if one needs it."""
     if placement.info is None or placement.kind is not DeviceKind.CUDA:
         return None
-    return cublas.problem(path.name, tensors, (placement.info, *placement.others), _folder())
+    found = cublas.matrix(tensors, min(info.arch for info in (placement.info, *placement.others)))
+    if found is None or (why := cublas_problem()) is None:
+        return None
+    return f"{path.name} has {found.name} in {found.type}, which llama.cpp multiplies by cuBLAS, and {why}"
 
 
 def _refused(device: str, why: str) -> CudaUnavailable:

@@ -36,6 +36,8 @@ def find_device() -> DeviceInfo:
         kind = DeviceKind.EMULATED
     if (why := devices.why_no_gpu(kind)) is not None:
         raise CudaUnavailable(f"there is no card to test: {why}")
+    if kind is DeviceKind.CUDA and (why := devices.cublas_problem()) is not None:
+        raise CudaUnavailable(f"the card's tests multiply by cuBLAS, and {why}")
     return devices.devices(kind)[0]
 
 

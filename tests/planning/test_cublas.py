@@ -13,6 +13,7 @@ from edgekv.common.errors import EXIT_LIBRARY, CudaUnavailable
 from edgekv.config import KvOptions
 from edgekv.models.reader import TensorInfo
 from edgekv.planning import cublas, devices, later
+from edgekv.proof.run import find_device
 
 MISSING = 'cuBLAS cannot be opened (libcublas.so.13: cannot open shared object file); pip install "nvidia-cublas==13.*" brings it'
 
@@ -81,3 +82,12 @@ def test_what_is_loaded_beside_a_model_is_refused_too(asked, header_file):
     for options in ((), ("--mmproj", unquantised, "--no-mmproj-offload"), ("--model-draft", str(header_file("qwen3-0.6b"))), ("--lora", "none.gguf")):
         later.check_placed(options, placed)
     later.check_placed(("--mmproj", unquantised), devices.place(KvOptions(attention_device="cpu")))
+
+
+def test_the_proof_of_a_card_is_refused_too(asked, monkeypatch):
+    """Its small model is in F32: a card must not be called wrong for that."""
+    monkeypatch.delenv("EDGEKV_ATTENTION_DEVICE", raising=False)
+    with pytest.raises(CudaUnavailable, match="cuBLAS cannot be opened"):
+        find_device()
+    monkeypatch.setattr(libraries, "cublas_problem", lambda backend: None)
+    assert find_device() == CARD

@@ -79,6 +79,8 @@ def asked(path: Path, options: dict[str, Any], kv: KvMode | str | None, kv_optio
     if options.get("n_gpu_layers") == 0 and found.placement.attention_device == AUTO_DEVICE:
         found = found.with_(attention_device=DeviceKind.HOST.value)
     placement = devices.place(found, path)
+    if not flash_attn:
+        devices.check_plain_attention(placement)
     if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # no mode is set
         from edgekv.planning import device_mode
 

@@ -126,6 +126,12 @@ def check_beside(placement: Placement, path: Path) -> None:
         raise _refused(placement.kind.value, why)
 
 
+def check_plain_attention(placement: Placement) -> None:
+    """Raise CudaUnavailable if the GPUs of a placement cannot attend without flash attention, whose products of F16 matrices need cuBLAS."""
+    if placement.kind is DeviceKind.CUDA and (why := cublas_problem()) is not None:
+        raise _refused(placement.kind.value, f"attention without flash attention multiplies by cuBLAS, and {why}")
+
+
 def cublas_problem() -> str | None:
     """Why cuBLAS cannot be opened, as a clause; None: it can, or this build has no CUDA code."""
     from edgekv._native.libraries import cublas_problem

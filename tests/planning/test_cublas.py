@@ -7,10 +7,12 @@ import pytest
 from msgspec.structs import replace
 from support.fake_gpus import CARD
 
+from edgekv import opening
 from edgekv._native import libraries
 from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import EXIT_LIBRARY, CudaUnavailable
 from edgekv.config import KvOptions
+from edgekv.models import model_writer, shapes
 from edgekv.models.reader import TensorInfo
 from edgekv.planning import cublas, devices, later
 from edgekv.proof.run import find_device
@@ -82,6 +84,14 @@ def test_what_is_loaded_beside_a_model_is_refused_too(asked, header_file):
     for options in ((), ("--mmproj", unquantised, "--no-mmproj-offload"), ("--model-draft", str(header_file("qwen3-0.6b"))), ("--lora", "none.gguf")):
         later.check_placed(options, placed)
     later.check_placed(("--mmproj", unquantised), devices.place(KvOptions(attention_device="cpu")))
+
+
+def test_attention_without_flash_attention_is_refused_too(asked, tmp_path):
+    model = model_writer.write_model(shapes.SHAPES["tiny"], tmp_path / "quantised.gguf", "q4_0")
+    assert opening.asked(model, {}, "off", None, None, None, flash_attn=True).placement.kind is DeviceKind.CUDA and not asked
+    with pytest.raises(CudaUnavailable, match="cuBLAS cannot be opened"):
+        opening.asked(model, {}, "off", None, None, None, flash_attn=False)
+    assert opening.asked(model, {"attention_device": "cpu"}, "off", None, None, None, flash_attn=False).placement.kind is DeviceKind.HOST
 
 
 def test_the_proof_of_a_card_is_refused_too(asked, monkeypatch):

@@ -1,4 +1,4 @@
-// cuBLAS, opened when ggml-cuda first calls it: 650 MB that many models do without. These are the functions that it calls, linked in place of the
+// cuBLAS, opened when ggml-cuda first calls it: 600 MB that many models do without. These are the functions that it calls, linked in place of the
 // library (libraries.cmake). Without the library ggml's first call, which makes a handle, fails, and the status has our sentence for its text.
 #include <cublas_v2.h>
 #include <dlfcn.h>

@@ -63,7 +63,7 @@ def test_what_is_not_multiplied_does_not_count():
 def test_a_model_is_refused_only_where_it_needs_what_is_missing(asked, monkeypatch, header_file, shape, kind, needs):
     model = header_file(shape, kind)
     if needs is None:
-        assert devices.place(KvOptions(), model).kind is DeviceKind.CUDA and not asked, "650 MB that nobody needs are not opened"
+        assert devices.place(KvOptions(), model).kind is DeviceKind.CUDA and not asked, "600 MB that nobody needs are not opened"
         return
     placed = devices.place(KvOptions(), model)
     assert placed.kind is DeviceKind.HOST and needs in placed.warning and MISSING in placed.warning and "THE GPU IS NOT USED" in placed.warning

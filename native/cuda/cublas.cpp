@@ -3,6 +3,7 @@
 #include <cublas_v2.h>
 #include <dlfcn.h>
 
+#include <cstdio>
 #include <string>
 
 #define TEXT_OF(number) #number
@@ -60,7 +61,12 @@ const char * edgekv_cublas_problem() { return library().handle ? nullptr : libra
 
 const char * cublasGetStatusString(cublasStatus_t status) {
     static const auto found = reinterpret_cast<decltype(&cublasGetStatusString)>(symbol(__func__));
-    return found ? found(status) : library().problem.c_str();
+    if (found) {
+        return found(status);
+    }
+    // ggml logs the text, where few look, and ends the process
+    std::fprintf(stderr, "edgekv: %s\n", library().problem.c_str());
+    return library().problem.c_str();
 }
 
 cublasStatus_t cublasCreate_v2(cublasHandle_t * handle) { FORWARD(handle); }

@@ -171,8 +171,12 @@ def test_kernels_are_compressed_as_the_oldest_driver_reads_them(tmp_path: Path, 
 
 
 def opened(library: Path, function: str, kind: str = "c_int") -> str:
-    return printed(f"import ctypes\nasked = ctypes.CDLL({str(library)!r}).{function}\nasked.restype = ctypes.{kind}\nfound = asked()\n"
-                   "print(found.decode() if isinstance(found, bytes) else found)")
+    return printed(call(library, function, kind))
+
+
+def call(library: Path, function: str, kind: str) -> str:
+    return (f"import ctypes\nasked = ctypes.CDLL({str(library)!r}).{function}\nasked.restype = ctypes.{kind}\nfound = asked()\n"
+            "print(found.decode() if isinstance(found, bytes) else found)")
 
 
 def cublas_problem(library: Path) -> str:
@@ -223,3 +227,5 @@ def test_without_cublas_a_first_call_says_what_to_install(packages):
     package = "nvidia-cublas==113.*" if missing.name.endswith("113") else "nvidia-cublas-cu7"
     assert missing.name in sentence and f'pip install "{package}"' in sentence
     assert cublas_problem(library) == sentence
+    done = subprocess.run([sys.executable, "-c", call(library, "called", "c_char_p")], capture_output=True, text=True, check=True)
+    assert done.stderr == f"edgekv: {sentence}\n", "a person reads no log"

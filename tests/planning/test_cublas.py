@@ -52,13 +52,16 @@ def test_what_is_not_multiplied_does_not_count():
     head = replace(one("output.weight", 256, 512), type="Q6_K")
     rows = [one("token_embd.weight", 256, 512), one("position_embd.weight", 256, 64)]
     others = [one("blk.0.attn_norm.weight", 256), one("blk.0.attn_q_norm.weight", 64, 4), one("blk.0.ffn_up_exps.bias", 256, 8),
-              one("blk.0.shortconv.conv.weight", 3, 256), one("rope_freqs.weight", 32)]
+              one("blk.0.shortconv.conv.weight", 3, 256), one("rope_freqs.weight", 32), one("blk.0.ssm_conv1d.weight", 4, 256), one("blk.0.ssm_a", 8),
+              one("blk.1.ssm_a", 16, 256)]
     assert cublas.matrix([head, *rows, *others], 89) is None
     assert cublas.matrix([*rows, *others], 89).name == "token_embd.weight", "it is the head where there is no other"
-    assert cublas.matrix([one("blk.0.attn_q.weight.lora_a", 256, 8)], 89) is not None
+    assert cublas.matrix([head, one("blk.0.attn_q.weight.lora_a", 256, 8)], 89) is not None
+    assert cublas.matrix([head, one("blk.0.ssm_a", 1, 8)], 89) is not None, "the scan of Mamba-2, which has a number for each head"
 
 
 @pytest.mark.parametrize(("shape", "kind", "needs"), [("llama-3-8b", "q4_0", None), ("llama-3-8b", "f16", "output.weight in F16"),
+                                                      ("lfm2-1.2b", "q4_0", None), ("qwen3.6-27b", "q4_0", None),
                                                       ("qwen3-30b-a3b", "q4_0", "blk.0.ffn_gate_inp.weight in F32")])
 def test_a_model_is_refused_only_where_it_needs_what_is_missing(asked, monkeypatch, header_file, shape, kind, needs):
     model = header_file(shape, kind)

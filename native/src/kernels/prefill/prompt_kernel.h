@@ -110,7 +110,8 @@ private:
             if (sights[b].any == 0) {
                 continue;
             }
-            for (int panel = b * block_panels; panel < (b + 1) * block_panels; ++panel) {
+            const int n_filled = (tokens_of(b) * plan.group + kLanes - 1) / kLanes;  // a block of few tokens has panels without queries
+            for (int panel = b * block_panels; panel < b * block_panels + n_filled; ++panel) {
                 now.q[now.n] = q_panel(panel);
                 now.scores[now.n] = floats(at.scores) + now.n * kPromptCells * kLanes;
                 now.acc[now.n] = acc(panel);

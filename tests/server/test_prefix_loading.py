@@ -197,6 +197,14 @@ def test_damage_in_a_late_layer_is_read_again(model, tmp_path, caplog, kv, which
     assert answer["timings"]["cache_n"] == 256 * which and again["timings"]["cache_n"] >= N
 
 
+def test_damage_in_a_prompt_that_is_kept_whole(model, tmp_path):
+    """Its last token is computed in any case, and was never counted."""
+    keep(model, EXACT, tmp_path, conversation(1))
+    damage(tmp_path, 1, N_LAYERS - 1)
+    with serve(model, EXACT, tmp_path) as server:
+        assert ask(server, conversation(1))["timings"]["cache_n"] == 256
+
+
 def test_damage_while_another_answer_runs(model, tmp_path, reads):
     """The request's token is in the batch that fails, and comes all the same."""
     prompt, other = [*conversation(1), *conversation(2, n=40)], conversation(5, n=300)

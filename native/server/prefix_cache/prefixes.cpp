@@ -30,7 +30,6 @@ bool edgekv_prefix_settle() {
     }
     auto load = promised;
     promised = {};
-    const int n_before = edgekv_kept(load.cached);
     load.cached.ram = load.cached.disk = load.cached.remote = 0;
     const int first = edgekv_keeper().release(edgekv_keeper().user, load.slot.seq_id, &load.cached);
     if (first >= 0) {
@@ -50,7 +49,7 @@ bool edgekv_prefix_settle() {
         return true;  // the tokens have left the sequence
     }
     edgekv_server::set_cached(load.slot.task, load.cached);
-    *load.slot.n_cached -= std::min<uint64_t>(*load.slot.n_cached, n_before - edgekv_kept(load.cached));
+    *load.slot.n_cached = std::min<uint64_t>(*load.slot.n_cached, first);
     SRV_WRN("slot %d: the kept rows of its prompt are damaged or cannot be read from token %d on; %d tokens are read again\n",
             load.slot.seq_id, first, end - first);
     const auto at = load.slot.held->pos_next(first);

@@ -65,6 +65,13 @@ class ComingBlock:
         """Keep the rows that are read after this."""
         self.payload = np.empty(self.layout.block_bytes(self.link.n), np.uint8)
 
+    def pass_by(self) -> bool:
+        """Undo `stay`. False: they were not to stay, or were read already."""
+        if self.payload is None or self.fetched:
+            return False
+        self.payload = None
+        return True
+
     def read(self, layers: range, flight: InFlight | None) -> np.ndarray | None:
         """The rows of some layers, verified, uint8 [bytes]; None if they cannot be used. On the calling thread. `flight`: None if they stay."""
         starts = self.layout.layer_starts(self.link.n)

@@ -15,7 +15,7 @@ from edgekv.prefix_cache.coming import ComingBlock, InFlight
 from edgekv.prefix_cache.identity import ModelIdentity, SnapshotLayout
 from edgekv.prefix_cache.place import Outcome, Place, Tier, log, unreadable
 from edgekv.prefix_cache.ram import Ram
-from edgekv.prefix_cache.results import BlockPiece, Holds, KeptSnapshot, Miss, PlaceStats, PrefixHit, Saved, StoreStats
+from edgekv.prefix_cache.results import BlockPiece, Holds, Miss, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.prefix_cache.search import ChainStep, Match, Search, serving, up_to_snapshot
 from edgekv.prefix_cache.settings import StoreSettings, open_places
 from edgekv.prefix_cache.writer import Writer
@@ -25,6 +25,9 @@ MOST_WAIT_S = 0.2
 
 MOST_FLUSH_S = 10.0
 """The longest wait for writes that the next step would cut off."""
+
+SOON_S = 1.0
+"""What comes from a far place in this time need not come before a decode begins."""
 
 UNDER_WAY_BYTES = 128 << 20
 """Bytes that may wait in RAM for the writer if the bound of RAM is 0."""
@@ -50,6 +53,7 @@ class PrefixStore:
         with self._lock:
             self.ram.writers += self._writers
         self._stats, self._closed = StoreStats(), False
+        self._passed_by: dict[bytes, str] = {}  # blocks that came last and do not stay, and the places that have them: a slot's rows of these follow
 
     # ---- loading ---------------------------------------------------------------------------------------------------------------------
 
@@ -101,21 +105,28 @@ class PrefixStore:
         """A place can be asked whose answer may take long."""
         return any(place.far and place.working for place in self.places)
 
-    def _is_far(self, piece: BlockPiece | KeptSnapshot) -> bool:
-        return any(place.far and place.name == piece.source for place in self.places)
-
-    def fetch(self, hit: PrefixHit, worth: Callable[[], int]) -> PrefixHit:
+    def fetch(self, hit: PrefixHit, worth: Callable[[], int], alone: bool = False) -> PrefixHit:
         """Read far pieces into memory, on the calling thread, as far as there is room and `worth()`, asked before each, says more pieces; the others
-        come when they are asked for. Returns the pieces before the first that could not be read."""
-        for i, piece in enumerate(hit.pieces):
-            block = piece.block
-            if isinstance(block, ComingBlock) and self._is_far(piece):
-                if block.payload is None or worth() <= i:
-                    break
-                if not block.fetch(self.in_flight):
-                    return hit.cut(i, unreadable(self.places))
+        come when they are asked for. Returns the pieces before the first that could not be read. alone: a decode that waits for rows holds up nobody else.
+        Then those that come soon, by what was read, come into their cells at once, and whole blocks stay nowhere else: so they are in memory once."""
+        far = {place.name for place in self.places if place.far}
+        coming = [(i, piece.skip + piece.n == BLOCK_TOKENS, piece.block) for i, piece in enumerate(hit.pieces)
+                  if isinstance(piece.block, ComingBlock) and piece.source in far]
+        n_bytes = sum(block.n_bytes for *_, block in coming)
+        for i, _, block in coming:
+            if block.payload is None or worth() <= i:
+                break
+            if alone and hit.snapshot is None and block.rate.brings(n_bytes, SOON_S):
+                with self._lock:
+                    passed = sum(one.n_bytes for _, whole, one in coming if whole and one.pass_by())  # of a prompt only whole blocks are inserted at once
+                    self.ram.n_bytes -= passed
+                    hit.holds.n_bytes -= passed
+                break
+            if not block.fetch(self.in_flight):
+                return hit.cut(i, unreadable(self.places))
+            n_bytes -= block.n_bytes
         kept = hit.snapshot
-        if kept is not None and self._is_far(kept) and worth() == len(hit.pieces) and kept.read() is None:
+        if kept is not None and kept.source in far and worth() == len(hit.pieces) and kept.read() is None:
             return hit.cut(0, unreadable(self.places))
         return hit
 
@@ -129,6 +140,8 @@ class PrefixStore:
                 return
             for piece in hit.pieces[:n_loaded]:
                 self._take_in(piece.block, keys)
+            self._passed_by = {block.link.key: piece.source for piece in hit.pieces[:n_loaded]
+                               if isinstance(block := piece.block, ComingBlock) and block.payload is None and not block.link.rounded}
             chain = list(hit.chain)
             if hit.snapshot is not None and n_loaded == len(hit.pieces):
                 self._take_in(hit.snapshot.block, keys)
@@ -306,7 +319,10 @@ class PrefixStore:
     # ---- RAM, with the lock held -----------------------------------------------------------------------------------------------------
 
     def _write(self, key: bytes, in_memory: bool) -> None:
-        self.ram.write(key, None if in_memory else self._writers)
+        has = self._passed_by.get(key)
+        self.ram.write(key, None if in_memory else [writer for writer in self._writers if writer.place.name != has])
+        if has and not in_memory:
+            self.ram.below.add(key)
 
     def _put(self, block: KeptBlock, in_memory: bool = False) -> None:
         if expires := self.ram.put(block):

@@ -26,9 +26,11 @@ EXPECTED_S = 60.0
 class Fetch:
     """The fetch of one prompt. The decoding thread makes it and polls it; any thread may leave it."""
 
-    def __init__(self, asked: Conversation, store: PrefixStore, look_up: Callable[[], PrefixHit], worth: Callable[[PrefixHit], int]):
-        """`worth` gives the number of pieces that load faster than they are computed. Raises RuntimeError if no thread can be started."""
-        self.asked = asked
+    def __init__(self, asked: Conversation, store: PrefixStore, look_up: Callable[[], PrefixHit], worth: Callable[[PrefixHit], int],
+                 alone: bool = False):
+        """`worth` gives the number of pieces that load faster than they are computed. alone: as for `PrefixStore.fetch`. Raises RuntimeError if no thread
+        can be started."""
+        self.asked, self._alone = asked, alone
         self._store, self._look_up, self._worth = store, look_up, worth
         self._found: Future[PrefixHit] = Future()
         self._left = False
@@ -57,7 +59,7 @@ class Fetch:
         try:
             if not self._left:
                 hit = self._look_up()
-                hit = self._store.fetch(hit, lambda: 0 if self._left else self._worth(hit))
+                hit = self._store.fetch(hit, lambda: 0 if self._left else self._worth(hit), self._alone)
         except Exception:
             log.exception("kept prefixes could not be looked up")
         self._found.set_result(hit)

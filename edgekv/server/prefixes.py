@@ -97,7 +97,7 @@ class Prefixes:
         asked = self._conversation(runtime, options, prompt)
         if prompt.seq_id < 0:
             if store.has_far and not self._expected.has_more_of(asked) and self._fetched_with(asked, 0) is None:
-                self._expected.add(self._fetch(options, store, asked, 0, None))
+                self._expected.add(self._fetch(options, store, asked, 0, None, False))
             return False
         if fetch is None or not fetch.asked.same(asked):
             self._leave(prompt.seq_id)
@@ -109,20 +109,20 @@ class Prefixes:
                 if (other := self._fetched_with(asked, n_have)) is not None:  # it brings these blocks too; they are found once its prompt has begun
                     other.ready(alone)
                     return False
-                fetch = self._fetch(options, store, asked, n_have, goes_on)
+                fetch = self._fetch(options, store, asked, n_have, goes_on, alone)
             self._fetches[prompt.seq_id] = fetch
         return fetch.ready(alone)
 
     def _fetched_with(self, asked: Conversation, n_have: int) -> Fetch | None:
         return next((one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)), None)
 
-    def _fetch(self, options: KvOptions, store: PrefixStore, asked: Conversation, n_have: int, goes_on: int | None) -> Fetch:
+    def _fetch(self, options: KvOptions, store: PrefixStore, asked: Conversation, n_have: int, goes_on: int | None, alone: bool) -> Fetch:
         asked, accepts = asked._replace(tokens=asked.tokens.copy()), accepted(options, self._where.codec)
 
         def look_up() -> PrefixHit:
             return store.load(store.match_prefix(asked, accepts, n_have, goes_on))
 
-        return Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
+        return Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s), alone)
 
     def _leave(self, seq_id: int) -> None:
         if (fetch := self._fetches.pop(seq_id, None)) is not None:

@@ -89,6 +89,16 @@ def test_a_rate_is_of_what_was_seen_lately():
     assert seen.takes_s(1000) > 100
 
 
+def test_a_rate_brings_what_was_seen_and_nothing_before():
+    seen = Rate()
+    assert not seen.brings(0, 1.0)
+    seen.seen(100, 0.001)
+    assert seen.brings(50_000, 0.5) and not seen.brings(50_001, 0.5)
+    failed = Rate()
+    failed.seen(0, 0.001)
+    assert not failed.brings(1, 1.0)
+
+
 def test_rows_that_come_and_rows_that_do_not_are_seen(tmp_path, monkeypatch):
     """A folder's rate counts rows that were read and rows that could not be."""
     seen: list[float] = []

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from support import stores
-from support.prefix_rows import conversation, identity
+from support.prefix_rows import check_rows, conversation, identity
 from support.redis_server import RedisServer, free_port
 from support.stores import n_restored
 from support.stores import save_through as save
 
 from edgekv.common.errors import ConfigError
-from edgekv.prefix_cache.blocks import Reading
+from edgekv.prefix_cache.blocks import Conversation, Reading
+from edgekv.prefix_cache.place_rates import Rate
 from edgekv.prefix_cache.remote import RedisPlace
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -82,6 +83,57 @@ def test_everything_has_a_time_to_live_that_use_renews(server):
     n_restored(store, tokens)
     assert store.flush(5)
     assert all(server.client.ttl(key) > 7 for key in keys)
+
+
+class Reached:
+    """A server that is as fast as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fast: bool):
+        self.n_bytes: list[float] = []
+        monkeypatch.setattr(Rate, "brings", lambda rate, n_bytes, within_s: self.n_bytes.append(n_bytes) or fast and rate._n_bytes > 0)
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "slow"])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside others"])
+def test_rows_that_come_soon_are_in_memory_once(server, monkeypatch, fast, alone):
+    """The rate is known by the first block. Of the others whole ones go into the slot alone, and their rows there are kept, and not sent again."""
+    tokens, asked = conversation(1000), Reached(monkeypatch, fast)
+    save(open_store(server.url), tokens)
+    store = open_store(server.url)
+    hit = store.load(store.match_prefix(Conversation(tokens), EXACT))
+    hit = store.fetch(hit, lambda: len(hit.pieces), alone)
+    passes = [fast and alone and i in (1, 2) for i in range(4)]
+    assert asked.n_bytes[:2] == ([sum(piece.block.n_bytes for piece in hit.pieces[i:]) for i in range(2)] if alone else [])
+    assert [piece.block.payload is None for piece in hit.pieces] == passes
+    assert [piece.coming for piece in hit.pieces] == [fast and alone and i > 0 for i in range(4)]
+    assert hit.holds.n_bytes == store.ram.n_bytes == sum(piece.block.n_bytes for piece, passed in zip(hit.pieces, passes) if not passed)
+    assert check_rows(hit, tokens, 0, EXACT) == 1000
+    store.release(hit, 4)
+    assert [link.key in store.ram for link in hit.chain] == [not passed for passed in passes]
+    assert store.ram.n_bytes == sum(piece.block.n_bytes for piece, passed in zip(hit.pieces, passes) if not passed)
+    rows: list[tuple[int, int]] = []
+    save(store, tokens, calls=rows)
+    assert rows == ([(256, 256), (512, 256)] if fast and alone else [])
+    assert store.stats().remote.n_written == 0 and store.ram.below >= {link.key for link in hit.chain}
+    assert {piece.source for piece in stores.restore(store, tokens, 0, EXACT).pieces} == {"ram"}
+
+
+def test_rows_that_came_and_are_gone_are_sent_again(server, tmp_path, monkeypatch):
+    """What a slot holds of them is written into the folder, and to the server once that has forgotten them."""
+    tokens = conversation(768)
+    Reached(monkeypatch, True)
+    save(open_store(server.url), tokens)
+    store = open_store(server.url, folder=tmp_path)
+    hit = store.load(store.match_prefix(Conversation(tokens), EXACT))
+    hit = store.fetch(hit, lambda: len(hit.pieces), True)
+    assert check_rows(hit, tokens, 0, EXACT) == 768
+    store.release(hit, 3)
+    server.client.flushall()
+    save(store, tokens)
+    assert store.stats().disk.n_written == 3
+    save(store, tokens)
+    store.close()
+    assert n_restored(open_store(server.url), tokens) == 768
 
 
 def blocks_of(server: RedisServer) -> list[bytes]:

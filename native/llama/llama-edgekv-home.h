@@ -3,6 +3,7 @@
 
 #include "ggml-backend.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -24,6 +25,29 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
 bool llama_edgekv_comes_home(const llama_context * lctx);
 // The same while it is not attached: stock graphs would reserve copies of K and V on the device for nothing.
 bool llama_edgekv_reserves_later(const llama_context * lctx);
+
+// Where buffers are only simulated, each reservation counts: a real buffer keeps the size of the largest. `sizes`: where the scheduler tells them.
+class llama_edgekv_expected {
+public:
+    llama_edgekv_expected(bool simulated, std::vector<size_t> & largest, size_t *& sizes) : largest(largest) {
+        if (simulated && !sizes) {
+            told.resize(largest.size());
+            sizes = told.data();
+        }
+    }
+    ~llama_edgekv_expected() {
+        for (size_t i = 0; i < told.size(); ++i) {
+            largest[i] = std::max(largest[i], told[i]);
+        }
+    }
+
+    llama_edgekv_expected(const llama_edgekv_expected &) = delete;
+    llama_edgekv_expected & operator=(const llama_edgekv_expected &) = delete;
+
+private:
+    std::vector<size_t> & largest;
+    std::vector<size_t>   told;
+};
 
 // The same for a layer whose rows lie in host memory and are not pinned: they take memory as tokens come, in huge pages. Or they lie in a file.
 ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft);

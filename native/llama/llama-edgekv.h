@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 26
+#define LLAMA_EDGEKV_ABI 25
 
 #ifdef __cplusplus
 extern "C" {
@@ -317,7 +317,6 @@ LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_
 #include "llama-edgekv-labels.h"
 #include "llama-edgekv-places.h"
 
-#include <algorithm>
 #include <vector>
 
 // ---- for the patched call sites ----------------------------------------------------------------------------------------------
@@ -379,29 +378,6 @@ public:
 
 private:
     llama_context * outer;
-};
-
-// Where buffers are only simulated, each reservation counts: a real buffer keeps the size of the largest. `sizes`: where the scheduler tells them.
-class llama_edgekv_expected {
-public:
-    llama_edgekv_expected(bool simulated, std::vector<size_t> & largest, size_t *& sizes) : largest(largest) {
-        if (simulated && !sizes) {
-            told.resize(largest.size());
-            sizes = told.data();
-        }
-    }
-    ~llama_edgekv_expected() {
-        for (size_t i = 0; i < told.size(); ++i) {
-            largest[i] = std::max(largest[i], told[i]);
-        }
-    }
-
-    llama_edgekv_expected(const llama_edgekv_expected &) = delete;
-    llama_edgekv_expected & operator=(const llama_edgekv_expected &) = delete;
-
-private:
-    std::vector<size_t> & largest;
-    std::vector<size_t>   told;
 };
 
 // Names a context to the build hooks while one of its ubatches is built and computed.

@@ -17,7 +17,6 @@ from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
 from edgekv._native.token_rows import HeldTokens
 from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit, NativeError
-from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry
 from edgekv.prefix_cache import conversations
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading
@@ -78,30 +77,29 @@ class Prefixes:
         self.identities.wait()
         if projector:
             self._media.expect(projector)
-        self._store(runtime)
+        if (built := self.identities.of(runtime)) is not None:
+            self._store(built.identity)
 
     def match(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
         """Whether `load` can go on at once. False while the kept rows that it will replace are copied out of the slot, and while rows come from a shared
         server. alone: no slot is being answered, so the call may wait a moment. goes_on: None, or the context keeps snapshots and the sequence can go on by
         itself behind so many tokens, n_have or 0. seq_id -1: the prompt waits for a slot, and its far rows begin to come."""
-        runtime, store = self._open(prompt)
-        if runtime is None or store is None:
+        opened = self._open(prompt)
+        if opened is None:
             return True
         if prompt.seq_id >= 0 and not self._in_slots.ready(prompt.seq_id, n_have, POLL_S if alone else 0):
             return False
-        fetch = self._fetches.get(prompt.seq_id)
-        if fetch is None and not store.has_far:
+        runtime, store, _, asked = opened
+        fetch, has_far = self._fetches.get(prompt.seq_id), store.has_far
+        if fetch is None and not has_far:
             return True
-        prompt = self._media.numbered(prompt)
-        options = runtime.options
-        asked = self._conversation(runtime, options, prompt)
         if prompt.seq_id < 0:
-            if store.has_far and not self._expected.has_more_of(asked) and self._fetched_with(asked, 0) is None:
-                self._expected.add(self._fetch(options, store, asked, 0, None, False))
+            if has_far and not self._expected.has_more_of(asked) and self._fetched_with(asked, 0) is None:
+                self._expected.add(self._fetch(runtime, store, asked, 0, None, False))
             return False
         if fetch is None or not fetch.asked.same(asked):
             self._leave(prompt.seq_id)
-            if not store.has_far or len(prompt.tokens) <= n_have + 1:
+            if not has_far or len(asked.tokens) <= n_have + 1:
                 return True
             if self._loading is not None and self._loading[0].has_more_of(asked, n_have):
                 return False  # the other prompt's blocks are in RAM once the batch is computed
@@ -109,20 +107,16 @@ class Prefixes:
                 if (other := self._fetched_with(asked, n_have)) is not None:  # it brings these blocks too; they are found once its prompt has begun
                     other.ready(alone)
                     return False
-                fetch = self._fetch(options, store, asked, n_have, goes_on, alone)
+                fetch = self._fetch(runtime, store, asked, n_have, goes_on, alone)
             self._fetches[prompt.seq_id] = fetch
         return fetch.ready(alone)
 
     def _fetched_with(self, asked: Conversation, n_have: int) -> Fetch | None:
         return next((one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)), None)
 
-    def _fetch(self, options: KvOptions, store: PrefixStore, asked: Conversation, n_have: int, goes_on: int | None, alone: bool) -> Fetch:
-        asked, accepts = asked._replace(tokens=asked.tokens.copy()), accepted(options, self._where.codec)
-
-        def look_up() -> PrefixHit:
-            return store.load(store.match_prefix(asked, accepts, n_have, goes_on))
-
-        return Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s), alone)
+    def _fetch(self, runtime: Runtime, store: PrefixStore, asked: Conversation, n_have: int, goes_on: int | None, alone: bool) -> Fetch:
+        asked, accepts = asked._replace(tokens=asked.tokens.copy()), accepted(runtime.options, self._where.codec)
+        return Fetch(asked, store, lambda: store.load(store.match_prefix(asked, accepts, n_have, goes_on)), lambda hit: hit.worth(native.reading_s), alone)
 
     def _leave(self, seq_id: int) -> None:
         if (fetch := self._fetches.pop(seq_id, None)) is not None:
@@ -145,16 +139,15 @@ class Prefixes:
     def load(self, prompt: SequenceTokens, n_have: int, goes_on: int | None) -> CachedTokens:
         """Put the blocks after a prompt's first n_have tokens into its sequence; in a context with snapshots, the blocks up to one."""
         self.slot_tokens.note(prompt)
-        runtime, store = self._open(prompt)
-        if runtime is None or store is None:
-            return CachedTokens(missed=Miss(MissReason.NOT_ATTACHED if runtime is None else MissReason.MODEL_UNKNOWN, n_have))
+        opened, n_asked = self._open(prompt), len(prompt.tokens)
+        if opened is None:
+            return CachedTokens(missed=Miss(MissReason.NOT_ATTACHED if attachments.find(prompt.address) is None else MissReason.MODEL_UNKNOWN, n_have))
         self._n_prompts += 1
-        if goes_on is None and len(prompt.tokens) <= n_have + 1:  # the last token is computed in any case
+        if goes_on is None and n_asked <= n_have + 1:  # the last token is computed in any case
             self._leave(prompt.seq_id)
             return CachedTokens()
-        n_asked, prompt = len(prompt.tokens), self._media.numbered(prompt)
-        options = runtime.options
-        wanted, accepts = self._conversation(runtime, options, prompt), accepted(options, self._where.codec)
+        runtime, store, prompt, wanted = opened
+        accepts = accepted(runtime.options, self._where.codec)
         if goes_on is None:
             cached = self._load_rows(runtime, store, prompt, wanted, accepts, n_have)
         else:
@@ -264,14 +257,13 @@ class Prefixes:
     def insert(self, held: SequenceTokens, rows: bool, snapshot: bool) -> None:
         """Keep a sequence's computed tokens up to the first gap, and a snapshot behind them, which are all that it holds. Rows stay in its cells; on a
         device they are copied."""
-        runtime, store = self._open(held)
         if rows:
             self.slot_tokens.note(held)
-        if runtime is None or store is None:
+        opened, n_held = self._open(held), len(held.tokens)  # before the labels: settings that change later must not pass for these
+        if opened is None:
             return
-        n_held, held = len(held.tokens), self._media.numbered(held)
-        options = runtime.options  # before the labels: settings that change later must not pass for these
-        of, kept = self._conversation(runtime, options, held), kept_tokens(runtime, options, held)
+        runtime, store, held, of = opened
+        kept = kept_tokens(runtime, runtime.options, held)
         of = of._replace(tokens=held.tokens[:len(kept.cells)].copy())
         if rows:
             self._insert_rows(runtime, store, held.seq_id, of, kept)
@@ -352,26 +344,21 @@ class Prefixes:
             disk_refused=sum(stats.disk.n_refused for stats in all_stats), remote_refused=sum(stats.remote.n_refused for stats in all_stats),
             disk_outages=sum(stats.disk.n_errors for stats in all_stats), remote_outages=sum(stats.remote.n_errors for stats in all_stats))
 
-    def _open(self, of: SequenceTokens) -> tuple[Runtime | None, PrefixStore | None]:
+    def _open(self, of: SequenceTokens) -> tuple[Runtime, PrefixStore, SequenceTokens, Conversation] | None:
+        """The context of some tokens, what keeps its rows, and the tokens with numbers for media, also as a conversation; None: nothing keeps its rows."""
         runtime = attachments.find(of.address)
-        if runtime is None:
-            return None, None
-        return runtime, self._store(runtime)
-
-    def _store(self, runtime: Runtime) -> PrefixStore | None:
-        built = self.identities.of(runtime)
-        if built is None:
+        built = None if runtime is None else self.identities.of(runtime)
+        if runtime is None or built is None:
             return None
-        if built.identity not in self._stores:
-            self._stores[built.identity] = PrefixStore(built.identity, self._where, ram=self.ram, answering=self._answers.run)
-        return self._stores[built.identity]
-
-    def _conversation(self, runtime: Runtime, options: KvOptions, of: SequenceTokens) -> Conversation:
-        built = self.identities.of(runtime)
-        assert built is not None, "there is a store"
-        root = built.identity.chain_root(built.named(of.adapters), of.space)
+        of, root = self._media.numbered(of), built.identity.chain_root(built.named(of.adapters), of.space)
         stays = tuple((n, time.time() + ttl_s) for n, ttl_s in of.marks)
-        return Conversation(of.tokens, root, read_with(options, self._where.codec), of.in_memory, stays)
+        conversation = Conversation(of.tokens, root, read_with(runtime.options, self._where.codec), of.in_memory, stays)
+        return runtime, self._store(built.identity), of, conversation
+
+    def _store(self, identity: ModelIdentity) -> PrefixStore:
+        if identity not in self._stores:
+            self._stores[identity] = PrefixStore(identity, self._where, ram=self.ram, answering=self._answers.run)
+        return self._stores[identity]
 
 
 def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:

@@ -2,9 +2,9 @@
 
 import threading
 import time
-import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from weakref import WeakKeyDictionary
 
 from edgekv._native import http_server as native
 from edgekv._native.token_rows import HeldTokens
@@ -44,20 +44,20 @@ class RowsInSlots:
     the cells are needed, on that thread."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, int, weakref.ref[HeldTokens]]] = []  # a sequence, the end of a block, and its rows
+        self._rows: WeakKeyDictionary[HeldTokens, tuple[int, int]] = WeakKeyDictionary()  # their sequence, and the end of their block
         self._moves: dict[int, list[Future[None]]] = {}
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="edgekv-save")
 
     def add(self, seq_id: int, end: int, rows: HeldTokens) -> None:
         """Rows of a sequence, up to its token `end`, are kept where they are. They are forgotten once nothing else refers to them."""
-        self._rows = [*(one for one in self._rows if one[2]() is not None), (seq_id, end, weakref.ref(rows))]
+        self._rows[rows] = seq_id, end
 
     def ready(self, seq_id: int, n_have: int, moment_s: float) -> bool:
         """Whether nothing that is kept lies behind a sequence's first n_have tokens, which must go. A thread copies it meanwhile, or two where no slot is
         being answered. `moment_s`: longest wait of this call; 0: another slot is."""
         move = self._moves.get(seq_id)
         if move is None:
-            rows = [one for of, end, ref in self._rows if of == seq_id and end > n_have and (one := ref()) is not None]
+            rows = [one for one, (of, end) in list(self._rows.items()) if of == seq_id and end > n_have]
             if not rows:
                 return True
             n = 2 if moment_s else 1
@@ -73,9 +73,8 @@ class RowsInSlots:
     def close(self) -> None:
         """The stores are closed: nothing is held any more."""
         self._threads.shutdown()
-        for _, _, ref in self._rows:
-            if (rows := ref()) is not None:
-                rows.release()
+        for rows in list(self._rows):
+            rows.release()
 
 
 def _take_out(rows: list[HeldTokens]) -> None:

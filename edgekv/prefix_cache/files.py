@@ -25,6 +25,8 @@ _FOLDER = re.compile(_HEX)
 _FIRST_READ = 8192
 """Most headers are shorter."""
 _MOST_ATTEMPTS = 9
+_MISSING = FileNotFoundError, NotADirectoryError
+_NOT_OURS = *_MISSING, PermissionError
 _OF_ONE_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE}
 
 
@@ -74,11 +76,7 @@ def link_of(parent: bytes, name: str) -> Link | None:
 
 def links_below(folder: Path, root: bytes, parent: bytes) -> list[Link]:
     """The files of all blocks, with both copies of some, and of all snapshots that follow `parent`; none if there is no folder. Raises OSError."""
-    try:
-        names = os.listdir(folder / root.hex() / parent.hex())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [link for link in (link_of(parent, name) for name in sorted(names)) if link is not None]
+    return [link for entry in _entries(folder / root.hex() / parent.hex()) if (link := link_of(parent, entry.name)) is not None]
 
 
 def scan(folder: Path) -> Iterator[BlockFile]:
@@ -206,8 +204,8 @@ def _remove_unlocked(path: Path) -> bool:
 def _files(folder: Path) -> Iterator[tuple[bytes, bytes, os.DirEntry[str]]]:
     """The root, the parent, and what is in the parent's folder. Raises OSError."""
     for root in _folders(_entries(folder)):
-        for parent in _folders(_entries_in(root)):
-            for entry in _entries_in(parent):
+        for parent in _folders(_entries(root.path, _NOT_OURS)):
+            for entry in _entries(parent.path, _NOT_OURS):
                 yield bytes.fromhex(root.name), bytes.fromhex(parent.name), entry
 
 
@@ -215,17 +213,10 @@ def _folders(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
     return [entry for entry in entries if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]
 
 
-def _entries_in(folder: os.DirEntry[str]) -> list[os.DirEntry[str]]:
-    """None for another user's file."""
-    try:
-        return _entries(folder.path)
-    except PermissionError:
-        return []
-
-
-def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
+def _entries(folder: Path | str, none: tuple[type[OSError], ...] = _MISSING) -> list[os.DirEntry[str]]:
+    """By name; none where one of these errors says that there are none. Raises OSError."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
+    except none:
         return []

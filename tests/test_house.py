@@ -31,7 +31,7 @@ BUDGETS = {
     "edgekv/pages": 185,
     "edgekv/planning": 2_638,
     "edgekv/policies": 1_177,
-    "edgekv/prefix_cache": 4_132,
+    "edgekv/prefix_cache": 4_128,
     "edgekv/proof": 961,
     "edgekv/runtime": 1_729,
     "edgekv/server": 5_711,

@@ -9,11 +9,10 @@ import numpy as np
 from msgspec import structs
 
 from edgekv.common.enums import MissReason
-from edgekv.common.units import size
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, HeldRows, KeptBlock, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.prefix_cache.coming import ComingBlock, InFlight
 from edgekv.prefix_cache.identity import ModelIdentity, SnapshotLayout
-from edgekv.prefix_cache.place import Outcome, Place, Tier, log, unreadable
+from edgekv.prefix_cache.place import Outcome, Place, Tier, unreadable
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import BlockPiece, Holds, Miss, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.prefix_cache.search import ChainStep, Match, Search, serving, up_to_snapshot
@@ -386,17 +385,8 @@ class PrefixStore:
         self._closed = True
         for writer in self._writers:
             writer.close()
-        self._say_what_is_lost()
         for place in self.places:
             place.close()
-
-    def _say_what_is_lost(self) -> None:
-        with self._lock:
-            for writer in self._writers:
-                blocks = [block for key in writer.pending() if (block := self.ram.get(key)) is not None]
-                if blocks:
-                    log.warning("%d block%s of prefixes (%s) were not written to %s before the end, and are lost there", len(blocks),
-                                "s" * (len(blocks) > 1), size(sum(block.n_bytes for block in blocks)), writer.place.name)
 
     def stats(self) -> StoreStats:
         """A copy; counts since the store was opened, bytes and blocks as they are now: in RAM those of all stores that share it."""

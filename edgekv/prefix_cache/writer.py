@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
+from edgekv.common.units import size
 from edgekv.prefix_cache.blocks import KeptBlock, Link
 from edgekv.prefix_cache.place import Outcome, Place, log
 
@@ -83,12 +84,17 @@ class Writer:
         self._wake()
 
     def close(self) -> None:
-        """End after the write that is under way."""
+        """End after the write that is under way. The log tells what waited in vain."""
         with self._lock:
             self._closing = True
             self._lock.notify_all()
         if self._thread is not None:
             self._thread.join(timeout=10)
+        with self._lock:
+            lost = [block for key in self._pending if (block := self._block_of(key)) is not None]
+        if lost:
+            log.warning("%d block%s of prefixes (%s) were not written to %s before the end, and are lost there", len(lost), "s" * (len(lost) > 1),
+                        size(sum(block.n_bytes for block in lost)), self.place.name)
 
     def _wake(self) -> None:
         if self._thread is None:

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace edgekv_server {
@@ -24,10 +25,10 @@ public:
     virtual void tell(json & answer) = 0;
 
     // The body of an error.
-    virtual void tell_error(json & body) = 0;
+    virtual void tell_error(json &) {}
 
     // The events that stand for one of upstream's, in order; "type" is an event's name, if it has one.
-    virtual std::vector<json> tell_event(json event) = 0;
+    virtual std::vector<json> tell_event(json event) { return { std::move(event) }; }
 
     // The events before the end of a stream that says where it ends.
     virtual std::vector<json> tell_end() { return {}; }

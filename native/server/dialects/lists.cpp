@@ -46,8 +46,6 @@ public:
         }
     }
 
-    std::vector<json> tell_event(json event) override { return { std::move(event) }; }
-
 private:
     bool m_ranks;
     bool m_returns = false;

@@ -45,8 +45,6 @@ public:
         }
     }
 
-    void tell_error(json &) override {}
-
     // Usage comes once, behind the last answer.
     std::vector<json> tell_event(json event) override {
         const bool is_usage = event.value("choices", json()).empty();

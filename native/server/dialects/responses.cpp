@@ -116,8 +116,6 @@ public:
         answer["model"]               = answer.value("model", m_model);
     }
 
-    void tell_error(json &) override {}
-
     std::vector<json> tell_event(json event) override {
         const std::string type = text_in(event, "type");
         std::vector<json> told;

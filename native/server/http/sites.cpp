@@ -136,7 +136,8 @@ bool has_right_type(const httplib::Request & req) {
     return type == "multipart/form-data" && string_ends_with(req.path, "/audio/transcriptions");
 }
 
-void tell(const httplib::Request & req, httplib::Response & res, int status, const char * type, const std::string & sentence) {
+// true: `res` is an answer
+bool tell(const httplib::Request & req, httplib::Response & res, int status, const char * type, const std::string & sentence) {
     const bool is_messages = req.path.find("/v1/messages") != std::string::npos;
     json       error       = {{ "code", status }, { "message", sentence }, { "type", is_messages && status == 413 ? "request_too_large" : type }};
     json       body        = json::parse(edgekv_server::error_body(error));
@@ -145,10 +146,6 @@ void tell(const httplib::Request & req, httplib::Response & res, int status, con
     }
     res.status = status;
     res.set_content(safe_json_to_str(body), "application/json; charset=utf-8");
-}
-
-bool refuse(const httplib::Request & req, httplib::Response & res, int status, const char * type, const std::string & sentence) {
-    tell(req, res, status, type, sentence);
     return true;
 }
 
@@ -216,7 +213,7 @@ bool refuses(const httplib::Request & req, httplib::Response & res, const std::s
     const std::string host = req.get_header_value("Host");
     // a health check may name no host; a browser always does
     if (req.has_header("Host") && !is_ours(host_of(host))) {
-        return refuse(req, res, 403, "permission_error", "this server does not answer to the name " + shown(host) +
+        return tell(req, res, 403, "permission_error", "this server does not answer to the name " + shown(host) +
                       "; if the name is its own, start it with --allow-host");
     }
     // a browser's question is answered as what it asks for would be
@@ -226,15 +223,15 @@ bool refuses(const httplib::Request & req, httplib::Response & res, const std::s
     }
     if (req.get_header_value_u64("Content-Length") > static_cast<uint64_t>(edgekv_server::current().max_body)) {
         res.set_header("Connection", "close");  // the body is not read
-        return refuse(req, res, 413, "invalid_request_error", too_large());
+        return tell(req, res, 413, "invalid_request_error", too_large());
     }
     const std::string origin = req.get_header_value("Origin");
     if (req.has_header("Origin") && !may_send(origin, host, origins)) {
-        return refuse(req, res, 403, "permission_error", "pages of " + shown(origin) + " may not use this server; to allow them, start it with "
+        return tell(req, res, 403, "permission_error", "pages of " + shown(origin) + " may not use this server; to allow them, start it with "
                       "--cors");
     }
     if (req.method == "POST" && !has_right_type(req)) {
-        return refuse(req, res, 415, "invalid_request_error", "the request's Content-Type is " + shown(req.get_header_value("Content-Type")) +
+        return tell(req, res, 415, "invalid_request_error", "the request's Content-Type is " + shown(req.get_header_value("Content-Type")) +
                       "; send JSON, with the header Content-Type: application/json");
     }
     return false;

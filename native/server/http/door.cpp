@@ -2,6 +2,7 @@
 
 #include "server/chat/schemas.h"
 #include "server/dialects/dialect.h"
+#include "server/http/documents.h"
 #include "server/http/fields.h"
 #include "server/http/guards.h"
 #include "server/prefix_cache/marks.h"
@@ -149,8 +150,9 @@ server_http_res_ptr answered(const server_http_req & request, const server_http_
     return res;
 }
 
-server_http_context::handler_t one_model(server_http_context::handler_t list) {
-    return [list = std::move(list)](const server_http_req & req) {
+// Answers GET .../models/NAME, of a model's name or another that it goes by, with its entry in what `list` answers; 404 in OpenAI's form: there is none.
+static handler one_model(const handler & list) {
+    return [list](const server_http_req & req) {
         static const std::string BEFORE = "/models/";
         server_http_res_ptr res = list(req);
         const json models = json::parse_no_throw(res->data).value("data", json::array());
@@ -168,6 +170,16 @@ server_http_context::handler_t one_model(server_http_context::handler_t list) {
                                                     { "type", "invalid_request_error" }, { "param", "model" }, { "code", "model_not_found" }} }});
         return res;
     };
+}
+
+void add_routes(const server_http_context & http, handler (*wrapped)(handler), const handler & list) {
+    for (const char * path : { "/edgekv", "/edgekv/state", "/edgekv/history", "/edgekv/map/:id_slot" }) {
+        http.get(path, wrapped(edgekv_documents::serve));
+    }
+    http.get ("/edgekv/cache", wrapped(kept_prompts("GET")));
+    http.post("/edgekv/cache", wrapped(kept_prompts("POST")));
+    http.del ("/edgekv/cache", wrapped(kept_prompts("DELETE")));
+    http.get("/(?:v1/)?models/(.+)", wrapped(one_model(list)));
 }
 
 }  // namespace edgekv_server

@@ -9,7 +9,9 @@ namespace edgekv_server {
 // Throws std::invalid_argument for a body that check_body() refuses.
 server_http_res_ptr answered(const server_http_req & request, const server_http_context::handler_t & handler);
 
-// Answers GET .../models/NAME, of a model's name or another that it goes by, with its entry in what `list` answers; 404 in OpenAI's form: there is none.
-server_http_context::handler_t one_model(server_http_context::handler_t list);
+// The paths that upstream has not: the page on the KV hierarchy, which is public, and its figures; the prompts that stay; .../models/NAME. `wrapped`: makes
+// answers of a handler's exceptions. `list`: answers with all models.
+using handler = server_http_context::handler_t;
+void add_routes(const server_http_context & http, handler (*wrapped)(handler), const handler & list);
 
 }  // namespace edgekv_server

@@ -16,29 +16,24 @@ edgekv_server_request prefix_found(int slot, int task, int n_prompt, int n_past,
 // The prompt begins: notes what was found for the task's reply, tells the program around the server, and writes a line into the log.
 void tell_found(edgekv_server_request found);
 
-// n_prompt 0: the slot has no request, or its prompt has not begun
+// n_prompt 0: the task's prompt has not begun
 edgekv_server_request begun_of(int slot, int task);
 void request_ended(const edgekv_server_request & request);
 
+// a slot's task ends
 template <typename Slot>
-edgekv_server_request progress_of(const Slot & slot) {
+void tell_ended(const Slot & slot) {
     const auto & stats = slot.stats;
-    auto of = slot.task ? begun_of(slot.id, slot.task->id) : edgekv_server_request{};
-    of.slot     = slot.id;
+    auto of = begun_of(slot.id, slot.task->id);
+    if (of.n_prompt == 0) {
+        return;
+    }
     of.ended    = 1;
     of.n_read   = static_cast<int32_t>(stats.n_prompt_processed);
     of.n_answer = static_cast<int32_t>(stats.n_gen);
     of.read_s   = stats.t_start > 0 ? ((stats.n_gen > 0 ? stats.t_prompt_last : ggml_time_us()) - stats.t_start) * 1e-6 : 0;
     of.answer_s = stats.n_gen > 1 ? stats.t_gen_us() * 1e-6 : 0;
-    return of;
-}
-
-// a slot's task ends
-template <typename Slot>
-void tell_ended(const Slot & slot) {
-    if (const auto of = progress_of(slot); of.n_prompt > 0) {
-        request_ended(of);
-    }
+    request_ended(of);
 }
 
 }  // namespace edgekv_server

@@ -64,30 +64,3 @@ int most_back(const server_task & task, int n_tokens, int n_ctx);
 void add_rolled(json & usage, const rolled_conversation & c);
 
 }  // namespace edgekv_server
-
-void edgekv_prefix_moved(int seq_id, int first);
-
-template <typename Slot>
-void edgekv_recall_leave(Slot & slot);
-
-// If an answer's slot is full, the oldest exchanges leave it and the rest closes up, with K rotated to its new positions.
-template <typename Slot>
-void edgekv_roll_answer(Slot & slot) {
-    if (slot.prompt.n_tokens() + 1 < slot.n_ctx || slot.task->is_parent() || slot.task->is_child() || slot.prompt.tokens.has_mtmd) {
-        return;
-    }
-    const auto ranges = edgekv_server::roll_ranges(slot.task->id, slot.prompt.n_tokens(), slot.n_ctx);
-    if (!ranges.empty()) {
-        edgekv_recall_leave(slot);
-    }
-    for (const auto & range : ranges) {
-        llama_tokens tokens = slot.prompt.tokens.get_tokens();
-        slot.mem.seq_rm (slot.id, range.first, range.first + range.n);
-        slot.mem.seq_add(slot.id, range.first + range.n, static_cast<llama_pos>(tokens.size()), -range.n);
-        edgekv_prefix_moved(slot.id, range.first);
-        tokens.erase(tokens.begin() + range.first, tokens.begin() + range.first + range.n);
-        slot.prompt.clear();
-        slot.prompt.tokens.insert(tokens);
-        slot.truncated = true;
-    }
-}

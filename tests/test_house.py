@@ -55,7 +55,7 @@ BUDGETS = {
     "tests/bench": 1_267,
     "tests/cli": 3_632,
     "tests/config": 278,
-    "tests/lab": 2_039,
+    "tests/lab": 2_019,
     "tests/models": 734,
     "tests/native": 1_832,
     "tests/planning": 1_513,

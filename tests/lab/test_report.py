@@ -19,7 +19,6 @@ from support.traces import random_trace
 from edgekv.cli.bench import bench
 from edgekv.common.errors import ConfigError
 from edgekv.lab.commands.report import report
-from edgekv.lab.commands.report import report as command
 from edgekv.lab.commands.sim import sim
 from edgekv.lab.report import drawing
 from edgekv.lab.report.inputs import Folder
@@ -65,7 +64,7 @@ def made(folder: Path, *options: str, **files: object) -> Page:
     """The page of a folder with these files."""
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    result = CliRunner().invoke(command, [str(folder), "-o", str(folder / "page.html"), *options], catch_exceptions=False)
+    result = CliRunner().invoke(report, [str(folder), "-o", str(folder / "page.html"), *options], catch_exceptions=False)
     assert result.exit_code == 0 and result.stdout.strip() == str(folder / "page.html")
     page = Page((folder / "page.html").read_text(encoding="utf-8"))
     for line in result.stderr.splitlines():
@@ -152,7 +151,7 @@ def test_refuses(files, options, says, tmp_path):
         folder.mkdir()
         for name, text in files.items():
             (folder / name).write_text(text)
-    result = CliRunner().invoke(command, [str(folder), *options])
+    result = CliRunner().invoke(report, [str(folder), *options])
     assert isinstance(result.exception, ConfigError) and says in str(result.exception)
     assert not (folder / "report.html").exists()
 
@@ -279,12 +278,8 @@ LONG = [{**row, "n_threads": threads} for threads in (1, 2, 4) for row in bench_
 def written(tmp_path_factory) -> Path:
     """A page with every part that needs no trace."""
     folder = tmp_path_factory.mktemp("report")
-    for name, rows in {"bench": LONG, "quality": quality_rows(), "ladder": ladder_rows(),
-                       "serve": [*serve_rows(1), *serve_rows(4)], "plan": plan_document()}.items():
-        (folder / f"{name}.json").write_text(json.dumps(rows))
-    result = CliRunner().invoke(report, [str(folder)])
-    assert result.exit_code == 0, result.output
-    return folder / "report.html"
+    made(folder, bench=LONG, quality=quality_rows(), ladder=ladder_rows(), serve=[*serve_rows(1), *serve_rows(4)], plan=plan_document())
+    return folder / "page.html"
 
 
 @pytest.fixture(scope="module")

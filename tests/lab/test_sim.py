@@ -158,21 +158,6 @@ def test_observation_of_all_pages(observe, prefix):
         np.testing.assert_array_equal(seen.mass_max, getattr(step, f"{prefix}_max"))
 
 
-def test_sampling_brings_a_page_back():
-    """A page that nobody attended for long becomes important: whoever sees only what it chose never learns of it."""
-    trace = random_trace(n_steps=40)
-    arrays = {name: np.stack([getattr(step, name) for step in trace]) for name in ("mass_sum", "sampled_sum", "n_read")}
-    for name in arrays:
-        arrays[name][:, 0, 0, 4] = 0
-        arrays[name][25:, 0, 0, 4] = {"mass_sum": 4.0, "sampled_sum": 4.0, "n_read": 16}[name]
-    risen = Trace.of(trace.header, *arrays.values())
-    chosen = {observe: [bool(replay.chosen[0, 0, 4]) for replay, _, measured in
-                        replayed(risen, Scenario(policy="ema", budget=0.25, observe=observe, split="uniform")) if measured]
-              for observe in OBSERVATIONS}
-    assert not any(chosen["honest"]) and chosen["sampled"] == chosen["full"]
-    assert not any(chosen["full"][:21]) and all(chosen["full"][21:])  # five steps of warm-up; it is seen in one and chosen for the next
-
-
 def test_the_prompt_is_not_observed():
     trace = random_trace(depth=300, n_warmup=5)
     observations = []

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import model_argument, model_path, option, threads_option
+from edgekv.cli.common.lists import numbers
+from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_json, print_rows
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import percent
@@ -51,14 +52,14 @@ COLUMNS = [
         help="How many of the prompt's last tokens are decoded one by one and observed; roles need two, and some tens to be "
              "sure.")
 @option("--recent", type=click.IntRange(0), default=4, show_default=True, help="How many pages at the end count as recent.")
-@option("-l", "--layers", metavar="LIST", help="Show only these layers, e.g. 0,4-7.")
+@option("-l", "--layers", type=Parsed("LIST", numbers), metavar="LIST", help="Show only these layers, e.g. 0,4-7.")
 @option("--picture", type=click.Path(path_type=Path), metavar="FILE",
         help="Also draw the map of roles, as .png or .svg; needs matplotlib (pip install ./edgekv/lab).")
 @option("-c", "--ctx", type=click.IntRange(1), metavar="TOKENS", help="Context length.  [default: what the prompt needs]")
 @threads_option
 @output_option("json", "csv", "md")
 def heads(
-    model: Path | None, prompt: str | None, trace: Path | None, last: int, recent: int, layers: str | None, picture: Path | None,
+    model: Path | None, prompt: str | None, trace: Path | None, last: int, recent: int, layers: tuple[int, ...] | None, picture: Path | None,
     ctx: int | None, threads: int | None, output: str,
 ) -> None:
     """Read a prompt and show where each head's attention went: on the first page (where models park attention they do not need),
@@ -91,7 +92,7 @@ def heads(
 
         check_picture(picture)
     name, mass, texts = _replayed(trace, recent) if trace is not None else _observed(model, prompt, last, recent, ctx, threads)
-    chosen = _layer_list(layers, len(mass.layers))
+    chosen = _chosen(layers, len(mass.layers))
     if output == "json":
         print_json(_full(mass, name, texts, chosen))
     else:
@@ -191,6 +192,8 @@ def _draw(mass: HeadMass, name: str, picture: Path) -> None:
 
 
 def _rows(mass: HeadMass, texts: list[str], chosen: list[int]) -> list[dict[str, Any]]:
+    from edgekv.lab.heads.roles import MEASURES
+
     profile, effective, top = mass.profile, mass.effective_pages, mass.top_page
     roles = profile.names()
     rows = []
@@ -201,9 +204,7 @@ def _rows(mass: HeadMass, texts: list[str], chosen: list[int]) -> list[dict[str,
             page = int(top[layer.il, head])
             rows.append({
                 "layer": layer.il, "head": head, "role": roles[layer.il][head],
-                "sink": float(profile.sink[layer.il, head]), "recent": float(profile.recent[layer.il, head]),
-                "rest": float(profile.middle[layer.il, head]), "concentration": float(profile.concentration[layer.il, head]),
-                "change": float(profile.change[layer.il, head]),
+                **{"rest" if name == "middle" else name: float(getattr(profile, name)[layer.il, head]) for name in MEASURES},
                 "effective_pages": float(effective[layer.il, head]), "top_page": page,
                 "top_share": float(mass.pages[layer.il, head, page]) if page >= 0 else None,
                 "top_text": _snippet(texts[page]) if texts and page >= 0 else None,
@@ -213,12 +214,7 @@ def _rows(mass: HeadMass, texts: list[str], chosen: list[int]) -> list[dict[str,
 
 def _full(mass: HeadMass, model: str, texts: list[str], chosen: list[int]) -> dict[str, Any]:
     return {
-        "model": model,
-        "n_tokens": mass.n_tokens,
-        "n_steps": mass.n_steps,
-        "page_tokens": mass.page_tokens,
-        "n_pages": mass.n_pages,
-        "recent_pages": mass.recent_pages,
+        "model": model, **{name: getattr(mass, name) for name in ("n_tokens", "n_steps", "page_tokens", "n_pages", "recent_pages")},
         "layers": [{"layer": il, "hooked": mass.layers[il].hooked, "reason": mass.layers[il].reason} for il in chosen],
         "heads": _rows(mass, texts, chosen),
         "pages": {"axes": ["layer", "kv_head", "page"], "layers": chosen, "share": mass.pages[chosen].tolist(), "text": texts},
@@ -230,16 +226,9 @@ def _snippet(text: str) -> str:
     return line if len(line) <= SNIPPET_CHARS else line[: SNIPPET_CHARS - 1] + "…"
 
 
-def _layer_list(spec: str | None, n_layer: int) -> list[int]:
-    """The layers of a list such as "0,4-7"; None: all."""
-    if spec is None:
-        return list(range(n_layer))
-    chosen: set[int] = set()
-    for part in spec.split(","):
-        first, dash, end = part.strip().partition("-")
-        if not first.isdigit() or dash and not end.isdigit():
-            raise ConfigError(f"--layers is {spec!r}; give layer numbers and ranges, e.g. 0,4-7")
-        chosen.update(range(int(first), int(end or first) + 1))
-    if not chosen or max(chosen) >= n_layer:
-        raise ConfigError(f"--layers is {spec!r}; this model has the layers 0-{n_layer - 1}")
-    return sorted(chosen)
+def _chosen(layers: tuple[int, ...] | None, n_layer: int) -> list[int]:
+    """Those that are asked for; None: all."""
+    chosen = sorted(set(range(n_layer) if layers is None else layers))
+    if chosen[-1] >= n_layer:
+        raise ConfigError(f"--layers names layer {chosen[-1]}; this model has the layers 0-{n_layer - 1}")
+    return chosen

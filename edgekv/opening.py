@@ -81,6 +81,8 @@ def asked(path: Path, options: dict[str, Any], kv: KvMode | str | None, kv_optio
     placement = devices.place(found, path)
     if not flash_attn:
         devices.check_plain_attention(placement)
+    if (adapter := options.get("lora_path")) and Path(adapter).is_file():
+        devices.check_beside(placement, Path(adapter))
     if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # no mode is set
         from edgekv.planning import device_mode
 

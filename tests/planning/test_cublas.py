@@ -89,11 +89,13 @@ def test_what_is_loaded_beside_a_model_is_refused_too(asked, header_file):
     later.check_placed(("--mmproj", unquantised), devices.place(KvOptions(attention_device="cpu")))
 
 
-def test_attention_without_flash_attention_is_refused_too(asked, tmp_path):
+def test_what_a_llama_opens_is_refused_too(asked, tmp_path, header_file):
+    """Attention without flash attention, and an adapter."""
     model = model_writer.write_model(shapes.SHAPES["tiny"], tmp_path / "quantised.gguf", "q4_0")
     assert opening.asked(model, {}, "off", None, None, None, flash_attn=True).placement.kind is DeviceKind.CUDA and not asked
-    with pytest.raises(CudaUnavailable, match="cuBLAS cannot be opened"):
-        opening.asked(model, {}, "off", None, None, None, flash_attn=False)
+    for options, flash_attn in (({}, False), ({"lora_path": str(header_file("qwen3-0.6b", "f16"))}, True)):
+        with pytest.raises(CudaUnavailable, match="cuBLAS cannot be opened"):
+            opening.asked(model, options, "off", None, None, None, flash_attn)
     assert opening.asked(model, {"attention_device": "cpu"}, "off", None, None, None, flash_attn=False).placement.kind is DeviceKind.HOST
 
 

@@ -65,7 +65,7 @@ BUDGETS = {
     "tests/proof": 238,
     "tests/runtime": 6_137,
     "tests/server": 8_771,
-    "tests/support": 4_202,
+    "tests/support": 4_205,
     "tests/templates": 153,
     "tests/tiering": 1_180,
     "tests/upstream": 288,

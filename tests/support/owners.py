@@ -199,7 +199,10 @@ class Owners(RuleBasedStateMachine):
             below = {child.link.key for place in fresh.places for children in place.children([identity().root_key(), *on_chains]) for child in children}
             assert not self.tidy or self.bounded or below == on_chains, "a tail stays beside the block that begins with it"
             nearest = "remote" if self.folder is None else "disk"
-            assert {step.tier.name for match in matches.values() for step in match.steps} <= {nearest}, "a far place is asked for what a near one has"
+            for match in matches.values():
+                hit = fresh.load(match)
+                fresh.release(hit)
+                assert {piece.source for piece in hit.pieces} <= {nearest}, "a far place is asked for what a near one has"
             for one, _ in self.pins:
                 assert n_found[id(one)] == len(one.tokens) and snapshot(fresh, one) >= max(one.snapshots, default=0), "what is pinned goes"
                 self.uses(one)

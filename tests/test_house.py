@@ -34,7 +34,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_128,
     "edgekv/proof": 961,
     "edgekv/runtime": 1_729,
-    "edgekv/server": 5_711,
+    "edgekv/server": 5_715,
     "edgekv/tiering": 1_474,
     "findings": 1_470,
     "models": 2_285,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from edgekv._native import http_server as native
@@ -60,8 +60,8 @@ class Publisher:
         self._idle, self._began = True, 0.0  # whether nothing was left to do, and when work began after that, as `_taken`
         self._cost = 0.0
 
-    def begin(self) -> None:
-        """Publish the known figures, and take more from now on."""
+    def begin(self, told: Iterable[native.Request] = ()) -> None:
+        """Publish the known figures, and take more from now on. told: of requests so far."""
         self.shown = Shown(self.shown.served)
         self._history, self._maps, self._drawn, self._conversations = History(), MapMaker(), {}, Conversations()
         self._found = native.PrefixCounts()
@@ -71,6 +71,8 @@ class Publisher:
         self._publish_history()
         self._publish(self.shown)
         native.on_refresh(self.refresh)
+        for request in told:
+            self._told(request)
         native.on_request(self._told)
         if (runtime := self._runtime()) is not None:
             self.follow(runtime)

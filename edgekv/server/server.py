@@ -219,6 +219,8 @@ class Server:
             raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
         crash.details_in(self._log.path)
         http_server.on_refresh(lambda idle: self._turned.set())
+        self._told: list[http_server.Request] = []  # before figures begin
+        http_server.on_request(self._told.append)
         self._exit, self._ready, argv = None, False, self._argv()
         for event in (self._ended, self._turned, self._equipped):
             event.clear()
@@ -306,7 +308,7 @@ class Server:
         self._check_runtime()
         if self._runtime is not None:
             first_tokens.watch(self._runtime, self.request)
-        self.figures.begin()
+        self.figures.begin(self._told)
         self.between_batches(self.figures.take)  # whoever asks now gets figures
 
     def _attached(self, made: Runtime) -> None:

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prefix_rows import BLOCK_BYTES, conversation, exact, state
+from support.prefix_rows import BLOCK_BYTES, conversation, exact, reader, state
 from support.stores import open_store, restore, save, snapshots_in
 
 from edgekv.prefix_cache import conversations
-from edgekv.prefix_cache.blocks import Conversation, Reading
+from edgekv.prefix_cache.blocks import NOTHING_SAID, Conversation, Reading, ReadWith
 from edgekv.prefix_cache.files import BlockFile, scan
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
 from edgekv.prefix_cache.listing import list_chains, remove_chains
 from edgekv.prefix_cache.results import KeptSnapshot, PrefixHit
 from edgekv.prefix_cache.store import PrefixStore
 
-EXACT = Reading.EXACT
+EXACT, _, SAMPLED, _ = Reading
 N_BYTES = 5000
 
 
@@ -133,6 +133,18 @@ def test_those_of_a_chat_go_with_it(tmp_path):
 
 def snapshot(store: PrefixStore, tokens: np.ndarray, n_bytes: int = 500) -> bool:
     return store.insert_snapshot(Conversation(tokens), exact(tokens), state(tokens, n_bytes))
+
+
+def test_labels_and_settings_are_followed_only_where_they_are_accepted():
+    store, tokens, said = open_store(), conversation(700), ReadWith(sampled=b"settings")
+    readings = np.where(np.arange(700) < 300, EXACT, SAMPLED).astype(np.uint8)
+    store.insert(Conversation(tokens, read_with=said), readings, reader(tokens, readings))
+    for end in (200, 600):
+        store.insert_snapshot(Conversation(tokens[:end], read_with=said), readings[:end], state(tokens[:end]))
+    for accepts, read_with, at in ((SAMPLED, said, 600), (EXACT, said, 200), (SAMPLED, NOTHING_SAID, 200), (SAMPLED, ReadWith(sampled=b"others"), 200)):
+        assert restore(store, tokens, 0, accepts, goes_on=0, read_with=read_with).snapshot.position == at
+    assert store.has_snapshot(Conversation(tokens[:600], read_with=said), readings[:600])
+    assert not store.has_snapshot(Conversation(tokens[:600]), readings[:600])
 
 
 def test_an_equal_one_is_kept_once():

@@ -5,6 +5,7 @@ from msgspec import Struct, structs
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import _MODES
 from edgekv.common.enums import KvMode
+from edgekv.common.reports import DeviceBytes
 
 
 class LayerSize(Struct, frozen=True):
@@ -104,26 +105,6 @@ class DeviceSize(Struct, frozen=True):
     budget_bytes: int
     """0: the free bytes, less those and `device_margin`."""
     layers: tuple[DeviceHeads, ...]
-
-
-class DeviceBytes(Struct, frozen=True):
-    """The bytes that a context takes of a device's memory."""
-
-    budget: int
-    sketches: int
-    tables: int
-    """Mirrors of the page table and of cells, attention mass."""
-    scratch: int
-    """Scratch of selection and attention; all layers use it in turn."""
-    staging: int
-    """K and V of `n_staged` pieces of a layer, some KV heads each: prompts are attended there."""
-    ring: int
-    """Mode exact streams cold pages through it."""
-    arena: int
-    """Whole slots in the rest of the budget: at most one for each page, and further slots for pages that are being filled."""
-    n_staged: int
-    n_slots: int
-    """Slots of the arena without the slots for pages that are being filled."""
 
 
 def device_bytes(size: DeviceSize) -> DeviceBytes:

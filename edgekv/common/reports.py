@@ -194,3 +194,24 @@ class TierReport(Struct, frozen=True):
     """Mode evict: tokens whose cells were emptied so far."""
     reasons: tuple[tuple[str, str, int], ...] = ()
     """(where, why, number of pages), the most first."""
+
+
+class DeviceBytes(Struct, frozen=True):
+    """The bytes that a context takes of a device's memory."""
+
+    budget: int
+    """For all that follows."""
+    sketches: int
+    tables: int
+    """Mirrors of the page table and of cells, pins, attention mass."""
+    scratch: int
+    """Scratch of selection and attention; all layers use it in turn."""
+    staging: int
+    """K and V of `n_staged` pieces of a layer, some KV heads each: prompts are attended there."""
+    ring: int
+    """Mode exact streams cold pages through it."""
+    arena: int
+    """Whole slots in the rest of the budget: at most one for each page, and further slots for pages that are being filled."""
+    n_staged: int
+    n_slots: int
+    """Slots of the arena without the slots for pages that are being filled."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from edgekv.common.enums import CacheType, KvMode
 from edgekv.common.errors import DoesNotFit
+from edgekv.common.reports import DeviceBytes
 from edgekv.common.units import MIB, size
 from edgekv.config import KvOptions
 from edgekv.models import Geometry
@@ -26,9 +26,6 @@ from edgekv.planning.fit import (
     plain_layers,
     rounded,
 )
-
-if TYPE_CHECKING:
-    from edgekv._native.sizes import DeviceBytes
 
 UBATCH_TOKENS = (2048, 1024, 512)
 """Prompt tokens that are computed at once; the largest that fits is taken. Pages without a slot cross the link for each ubatch, so twice as
@@ -64,7 +61,7 @@ class DeviceRoom(Struct, frozen=True):
         return replace(self, free=max(0, self.free - n_bytes))
 
 
-class DevicePlan(Struct, frozen=True):
+class DevicePlan(DeviceBytes, frozen=True):
     """Estimated bytes of a context in a device's memory, before anything is loaded."""
 
     n_ctx: int
@@ -77,19 +74,6 @@ class DevicePlan(Struct, frozen=True):
     """llama.cpp's work buffers."""
     others: int
     """KV caches that llama.cpp keeps on the device: sliding windows, and all of them in mode off."""
-    budget: int
-    """Bytes for the parts that follow, home excepted."""
-    sketches: int
-    tables: int
-    """Page table, pins, attention mass."""
-    scratch: int
-    """Scratch of selection and attention, which all layers share."""
-    staging: int
-    """K and V of `n_staged` pieces of a layer, some KV heads each: prompts are attended there."""
-    n_staged: int
-    ring: int
-    """Mode exact streams cold pages through it."""
-    arena: int
     home: int
     """Bytes of the pages, in host memory."""
     slot_bytes: int
@@ -172,20 +156,8 @@ def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequen
     others = kv_bytes(model, n_ctx, kv, n_sequences).home - home if room.holds_model else 0
     ours = _device_bytes(model, layers, n_ctx, kv, room, n_sequences, room.free - weights - others, compute)
     return DevicePlan(
-        n_ctx, n_sequences, room.free, weights, compute, others, ours.budget,
-        sketches=ours.sketches,
-        tables=ours.tables,
-        scratch=ours.scratch,
-        staging=ours.staging,
-        n_staged=ours.n_staged,
-        ring=ours.ring,
-        arena=ours.arena,
-        home=home,
-        slot_bytes=page_bytes(model, kv.cache) if layers else 0,
-        n_heads=n_heads,
-        page_tokens=kv.cache.page_size,
-        n_ubatch=n_ubatch,
-    )
+        **asdict(ours), n_ctx=n_ctx, n_sequences=n_sequences, free=room.free, weights=weights, compute=compute, others=others, home=home,
+        slot_bytes=page_bytes(model, kv.cache) if layers else 0, n_heads=n_heads, page_tokens=kv.cache.page_size, n_ubatch=n_ubatch)
 
 
 def _device_bytes(model: Geometry, layers: list[int], n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int, left: int,

@@ -26,7 +26,7 @@ BUDGETS = {
     "edgekv/bench": 2_796,
     "edgekv/common": 852,
     "edgekv/config": 999,
-    "edgekv/lab": 4_801,
+    "edgekv/lab": 4_779,
     "edgekv/measure": 1_313,
     "edgekv/pages": 185,
     "edgekv/planning": 2_610,

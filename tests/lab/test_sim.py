@@ -99,7 +99,7 @@ def test_nothing_beats_the_oracle(policy, split):
         assert other.hot_by_head[0, 0] > 0
         if split is Split.UNIFORM:
             assert (other.hit_rate_mass_by_head <= oracle.hit_rate_mass_by_head + 1e-6)[~np.isnan(other.hit_rate_mass_by_head)].all()
-        assert other.hit_rate_mass < 1 and other.hit_rate_mass <= oracle.hit_rate_mass + 1e-6
+        assert other.row()["hit_rate_mass"] < 1 and other.row()["hit_rate_mass"] <= oracle.row()["hit_rate_mass"] + 1e-6
         assert other.observe == observe
     assert oracle.observe == "ahead"
 

@@ -152,17 +152,9 @@ def quality(
     groups = {"default": tuple(TASKS), "all": tuple(TASKS), "none": ()}
     own = _own_mode(policy, budget)
     request = QualityBench(
-        model=model_path(model),
-        texts=tuple(find_text(name) for name in texts),
-        modes=(*(modes or (() if own else DEFAULT_MODES)), *own),
-        depth=depth,
-        n_steps=steps,
-        tasks=tuple(dict.fromkeys(name for named in tasks.split(",") for name in groups.get(named.strip(), (named.strip(),)))),
-        lengths=lengths,
-        n_samples=samples,
-        n_threads=threads or n_cores(),
-        seed=seed,
-    )
+        model_path(model), tuple(find_text(name) for name in texts), (*(modes or (() if own else DEFAULT_MODES)), *own), depth, steps,
+        tuple(dict.fromkeys(name for named in tasks.split(",") for name in groups.get(named.strip(), (named.strip(),)))), lengths, samples,
+        threads or n_cores(), seed=seed)
 
     def tell(seconds: float) -> None:
         click.echo(f"this takes about {duration(seconds)} in all", err=True)

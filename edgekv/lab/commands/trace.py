@@ -85,12 +85,9 @@ def info(file: Path, output: str) -> None:
 
     with Trace.open(file) as opened:
         header = opened.header
-    facts: dict[str, Any] = {
-        "version": header.version, "model": header.model, "text": header.text, "depth": header.depth, "n_warmup": header.n_warmup,
-        "n_steps": header.n_steps, "n_pages": header.n_pages, "page_tokens": header.page_tokens, "layers": list(header.layers),
-        "n_heads": header.n_heads, "groups": list(header.groups), "resolution": header.resolution, "type_k": header.type_k,
-        "type_v": header.type_v, "file_bytes": file.stat().st_size,
-    }
+    facts: dict[str, Any] = {name: getattr(header, name) for name in (
+        "version", "model", "text", "depth", "n_warmup", "n_steps", "n_pages", "page_tokens", "layers", "n_heads", "groups", "resolution",
+        "type_k", "type_v")} | {"file_bytes": file.stat().st_size}
     if output == "json":
         print_json(facts)
         return

@@ -37,30 +37,19 @@ class Result(Struct, frozen=True):
     seconds: float
     """Time of the simulation."""
 
-    @property
-    def hit_rate(self) -> float:
-        """The hit rate over all heads together."""
-        return _weighted(self.hit_rate_by_head, self.n_wanted)
-
-    @property
-    def hit_rate_mass(self) -> float:
-        return self._mean(self.hit_rate_mass_by_head)
-
     @staticmethod
     def _mean(by_head: np.ndarray) -> float:
         return float(np.nanmean(by_head))
 
     def row(self) -> dict[str, Any]:
-        """Numbers and words for a table. worst_mass is the lowest hit_rate_mass of any head; budget is a
+        """Numbers and words for a table. hit_rate is of all heads together; worst_mass is the lowest hit_rate_mass of any head; budget is a
         share, or a whole number of tokens."""
         scenario = self.scenario
         budget: Any = scenario.budget  # __post_init__ made it a Budget
         return {
             "policy": scenario.policy, "budget": budget.tokens or budget.share, "split": self.split.value,
-            "observe": self.observe, "prefetch": scenario.prefetch,
-            "hit_rate": self.hit_rate, "hit_rate_mass": self.hit_rate_mass, "worst_mass": float(np.nanmin(self.hit_rate_mass_by_head)),
-            "hot": self._mean(self.hot_by_head) / self.n_visible, "fetched": self._mean(self.fetched_by_head),
-            "prefetched": self._mean(self.prefetched_by_head), "seconds": self.seconds,
+            "observe": self.observe, "prefetch": scenario.prefetch, **self._figures(np.s_[:]),
+            "worst_mass": float(np.nanmin(self.hit_rate_mass_by_head)), "seconds": self.seconds,
         }
 
     def by_head(self) -> Iterator[dict[str, Any]]:

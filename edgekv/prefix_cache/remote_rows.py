@@ -24,13 +24,15 @@ def _read_range(connection: Any, name: str, start: int, out: memoryview, until: 
     try:
         connection.send_command("GETRANGE", name, start, start + len(out) - 1)
         socket = connection._sock  # it has no public name; redis-py's parsers take it from here too
-        line = _first_line(socket, until)
+        expected = b"$%d\r\n" % len(out)
+        line = _first_line(socket, len(expected), until)
         if line[:1] == b"-":
-            done = True
-            raise exceptions.ResponseError(line[1:-2].decode(errors="replace"))
+            said, _, more = line.partition(b"\r\n")
+            done = not more
+            raise exceptions.ResponseError(said[1:].decode(errors="replace"))
         if line[:1] != b"$":
             raise exceptions.InvalidResponse("it does not speak this protocol")
-        if line == b"$%d\r\n" % len(out):
+        if line == expected:
             _fill(socket, out, until)
             _fill(socket, memoryview(bytearray(2)), until)  # the end of its line
             done = True
@@ -40,30 +42,36 @@ def _read_range(connection: Any, name: str, start: int, out: memoryview, until: 
             connection.disconnect()
 
 
-def _first_line(socket: Any, until: float) -> bytes:
+def _first_line(socket: Any, n: int, until: float) -> bytes:
+    """The line before the rows that were asked for, of n bytes, and nothing behind it; a shorter one may have more behind it."""
     from redis import exceptions
 
-    line, one = b"", bytearray(1)
-    while not line.endswith(b"\r\n"):  # byte by byte, as the rows follow
-        if len(line) == MOST_LINE_BYTES:
+    line = b""
+    while b"\r\n" not in line:  # a longer one comes byte by byte
+        if len(line) >= MOST_LINE_BYTES:
             raise exceptions.InvalidResponse("it does not speak this protocol")
-        _fill(socket, memoryview(one), until)
-        line += one
+        part = bytearray(max(n - len(line), 1))
+        line += part[: _some(socket, memoryview(part), until)]
     return line
 
 
 def _fill(socket: Any, out: memoryview, until: float) -> None:
-    from redis import exceptions
-
     n = 0
     while n < len(out):
-        try:
-            socket.settimeout(max(until - monotonic(), 1e-3))
-            came = socket.recv_into(out[n:])
-        except TimeoutError:
-            came = -1
-        if came < 0 or monotonic() > until:
-            raise exceptions.TimeoutError("rows do not come in time")
-        if came == 0:
-            raise exceptions.ConnectionError("it closed the connection")
-        n += came
+        n += _some(socket, out[n:], until)
+
+
+def _some(socket: Any, out: memoryview, until: float) -> int:
+    """Read as many bytes as are there, one at least; their number."""
+    from redis import exceptions
+
+    try:
+        socket.settimeout(max(until - monotonic(), 1e-3))
+        came = socket.recv_into(out)
+    except TimeoutError:
+        came = -1
+    if came < 0 or monotonic() > until:
+        raise exceptions.TimeoutError("rows do not come in time")
+    if came == 0:
+        raise exceptions.ConnectionError("it closed the connection")
+    return came

@@ -53,6 +53,13 @@ def test_a_refusal_leaves_the_connection_open():
     assert not connection.closed and read(connection, 1) == b"a"
 
 
+def test_a_refusal_with_more_behind_it_closes():
+    connection = Connection(b"-NO\r\n$1\r\na\r\n", ended=False)
+    with pytest.raises(exceptions.ResponseError, match="^NO$"):
+        read(connection, 1_000_000)
+    assert connection.closed
+
+
 @pytest.mark.parametrize("answer", [b"", b"$5", b"$5\r\nabc", b"$5\r\nabcde"])
 @pytest.mark.parametrize(("ended", "error"), [(True, "ConnectionError"), (False, "TimeoutError")], ids=["and ends", "and goes silent"])
 def test_a_server_that_stops_in_the_middle(answer, ended, error):

@@ -48,9 +48,11 @@ class Rate:
             return 0.0
         return n_bytes * self._seconds / self._n_bytes if self._n_bytes else float("inf")
 
-    def brings(self, n_bytes: float, within_s: float) -> bool:
-        """Whether so many bytes come in that time, by however little was seen. The calls' own time counts, so the place is faster still."""
-        return self._seconds > 0 and n_bytes * self._seconds <= self._n_bytes * within_s
+    def brings(self, n_bytes: float, within_s: float, unpacked: bool) -> bool:
+        """Whether so many bytes of rows come in that time, by however little was seen. The calls' own time counts, so the place is faster still. unpacked:
+        none of them is rounded, so the time counts in which the place gave bytes as it keeps them."""
+        n, seconds = (self._stored_bytes, self._stored_seconds) if unpacked else (self._n_bytes, self._seconds)
+        return seconds > 0 and n_bytes * seconds <= n * within_s
 
     def stored(self, n_bytes: int, seconds: float) -> None:
         """Bytes as the place keeps them, and the time in which it gave them: without that of unpacking them."""

@@ -111,11 +111,11 @@ class PrefixStore:
         far = {place.name for place in self.places if place.far}
         coming = [(i, piece.skip + piece.n == BLOCK_TOKENS, piece.block) for i, piece in enumerate(hit.pieces)
                   if isinstance(piece.block, ComingBlock) and piece.source in far]
-        n_bytes = sum(block.n_bytes for *_, block in coming)
+        n_bytes, n_rounded = sum(block.n_bytes for *_, block in coming), sum(block.link.rounded for *_, block in coming)
         for i, _, block in coming:
             if block.payload is None or worth() <= i:
                 break
-            if alone and hit.snapshot is None and block.rate.brings(n_bytes, SOON_S):
+            if alone and hit.snapshot is None and block.rate.brings(n_bytes, SOON_S, not n_rounded):
                 with self._lock:
                     passed = sum(one.n_bytes for _, whole, one in coming if whole and one.pass_by())  # of a prompt only whole blocks are inserted at once
                     self.ram.n_bytes -= passed
@@ -123,7 +123,7 @@ class PrefixStore:
                 break
             if not block.fetch(self.in_flight):
                 return hit.cut(i, unreadable(self.places))
-            n_bytes -= block.n_bytes
+            n_bytes, n_rounded = n_bytes - block.n_bytes, n_rounded - block.link.rounded
         kept = hit.snapshot
         if kept is not None and kept.source in far and worth() == len(hit.pieces) and kept.read() is None:
             return hit.cut(0, unreadable(self.places))

@@ -91,12 +91,14 @@ def test_a_rate_is_of_what_was_seen_lately():
 
 def test_a_rate_brings_what_was_seen_and_nothing_before():
     seen = Rate()
-    assert not seen.brings(0, 1.0)
-    seen.seen(100, 0.001)
-    assert seen.brings(50_000, 0.5) and not seen.brings(50_001, 0.5)
+    assert not seen.brings(0, 1.0, True) and not seen.brings(0, 1.0, False)
+    seen.seen(100, 0.002)  # with the time of unpacking them
+    assert seen.brings(25_000, 0.5, False) and not seen.brings(25_001, 0.5, False) and not seen.brings(1, 1.0, True)
+    seen.stored(50, 0.0005)
+    assert seen.brings(50_000, 0.5, True) and not seen.brings(50_001, 0.5, True) and not seen.brings(25_001, 0.5, False)
     failed = Rate()
     failed.seen(0, 0.001)
-    assert not failed.brings(1, 1.0)
+    assert not failed.brings(1, 1.0, False)
 
 
 def test_rows_that_come_and_rows_that_do_not_are_seen(tmp_path, monkeypatch):

@@ -90,7 +90,7 @@ class Reached:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fast: bool):
         self.n_bytes: list[float] = []
-        monkeypatch.setattr(Rate, "brings", lambda rate, n_bytes, within_s: self.n_bytes.append(n_bytes) or fast and rate._n_bytes > 0)
+        monkeypatch.setattr(Rate, "brings", lambda rate, n_bytes, _, unpacked: self.n_bytes.append(n_bytes) or unpacked and fast and rate._n_bytes > 0)
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "slow"])

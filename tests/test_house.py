@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/planning": 1_515,
     "tests/planted": 797,
     "tests/policies": 704,
-    "tests/prefix_cache": 2_976,
+    "tests/prefix_cache": 2_978,
     "tests/proof": 238,
     "tests/runtime": 6_137,
     "tests/server": 8_792,

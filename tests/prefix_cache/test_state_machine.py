@@ -170,6 +170,7 @@ class Machine(RuleBasedStateMachine):
         self.match(-1, AMPLE, 0, 0, Reading.SPARSE, None, None, False)
         self.load(-1, at_once=False)
         self.take_cells(-1, first)
+        self.release(-1, 9)
 
     @rule(which=WHICH, at=ASKED, more=MORE, n_have=st.just(0) | LENGTH, accepts=ACCEPTS, goes_on=GOES_ON,
           read_with=st.sampled_from([None, None, ONE, OTHER]), now=st.booleans())
@@ -225,6 +226,7 @@ class Machine(RuleBasedStateMachine):
         if n < 0:
             self.store.release(hit)
             return
+        assert all(piece.read(range(self.store.identity.layout.n_layers)) is not None for piece in hit.pieces[:n])
         self.check(hit if hit.snapshot is not None and n >= len(hit.pieces) else hit.first_pieces(n), match)
         self.store.release(hit, min(n, len(hit.pieces)))
 
@@ -305,4 +307,4 @@ def not_again(first: int, n: int) -> np.ndarray:
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True)
+TestMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)

@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 2_978,
     "tests/proof": 238,
     "tests/runtime": 6_137,
-    "tests/server": 8_792,
+    "tests/server": 8_795,
     "tests/support": 4_205,
     "tests/templates": 153,
     "tests/tiering": 1_180,

@@ -33,3 +33,6 @@ def test_a_place_that_crawls_is_not_waited_for_twice(tiny, tmp_path, monkeypatch
         assert "700 kept tokens of a prompt are computed: by measured speeds" in caplog.text and "from disk takes longer" in caplog.text
         assert n_read(ask(server, apart(1))) <= 2  # RAM does not crawl
     assert [first["tokens"], second["tokens"]] == computed
+    monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: n * 1.0)
+    with serve(tiny, store=store) as server:
+        assert all(n_read(ask(server, apart(seed))) <= 2 for seed in (1, 2)), "the place is as slow, and prompts take longer still"

@@ -27,7 +27,7 @@ from edgekv.config import KvOptions
 from edgekv.models import geometry
 from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
-from edgekv.planning import served
+from edgekv.planning import fit
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
@@ -134,8 +134,8 @@ def _attention(found: Found, model: object, shape: Geometry) -> np.ndarray:
     with _context(model, KvOptions(mode="exact", policy="none")) as (ctx, run):
         exact = _decode(model, ctx, tokens)
         found.layers = _layers(shape, model, [layer.reason for layer in run.layers])
-        found.hooked, found.by_header = [layer.hooked for layer in run.layers], [layer.served for layer in served.layers(shape)]
-        found.whole_layers, found.whole_by_header = [layer.whole for layer in run.layers], [layer.whole for layer in served.layers(shape)]
+        found.hooked, found.by_header = [layer.hooked for layer in run.layers], [layer.served for layer in fit.layers(shape)]
+        found.whole_layers, found.whole_by_header = [layer.whole for layer in run.layers], [layer.whole for layer in fit.layers(shape)]
         found.n_ubatches, found.n_ubatches_hooked = len(STEPS) + (0 if shape.mla or shape.index_rows else 2), n_hooked(run)
     found.exact, found.same_bits = _apart(stock, exact), bool((stock == exact).all())
     sparse = KvOptions(mode="sparse", policy="none")

@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.clients import send, until
+from support.clients import Endpoint, send, until
 from support.prefix_server import conversation, serve, sources
 
 from edgekv.prefix_cache import digests
@@ -22,6 +22,7 @@ def test_no_prompt_waits_for_the_digest_of_a_large_model(tiny, monkeypatch: pyte
         until(lambda: "is read once" in caplog.text)
         usage = send(server.url, "/v1/completions", {"prompt": conversation(1, 300), "max_tokens": 1}).body["usage"]["edgekv"]
         assert usage["prefix_cache"]["reason"] == "model_unknown" and not server.prefixes.stats() and not starts.done()
+        Endpoint(server).seconds_until_idle(60)  # it is over, and was not kept
         read.set()
         starts.result(60)
     with server:

@@ -33,7 +33,7 @@ class Fetch:
         self.asked, self._alone = asked, alone
         self._store, self._look_up, self._worth = store, look_up, worth
         self._found: Future[PrefixHit] = Future()
-        self._left = False
+        self._left, self._leaving = False, threading.Lock()
         self._thread = threading.Thread(target=self._run, name="edgekv-fetch", daemon=True)
         self._thread.start()
 
@@ -47,7 +47,7 @@ class Fetch:
 
     def leave(self) -> None:
         """Give the result up, once at most."""
-        if not self._left:
+        if self._leaving.acquire(blocking=False):  # and nobody releases it
             self._left = True
             self._found.add_done_callback(lambda found: self._store.release(found.result()))
 

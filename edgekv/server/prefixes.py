@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
 from edgekv._native.token_rows import HeldTokens
 from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit, NativeError
+from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry
 from edgekv.prefix_cache import conversations
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading
@@ -47,6 +48,19 @@ log = logging.getLogger("edgekv")
 
 MOST_DAMAGED = 4
 """Most snapshots tried for a prompt; a damaged one is removed, and the previous one is tried."""
+
+
+class Opened(NamedTuple):
+    """A context whose rows are kept, and some of its tokens."""
+
+    runtime: Runtime
+    options: KvOptions
+    """Those of one moment: they may change on another thread."""
+    store: PrefixStore
+    tokens: SequenceTokens
+    """With numbers for media."""
+    conversation: Conversation
+    """The same tokens."""
 
 
 class Prefixes:
@@ -89,13 +103,13 @@ class Prefixes:
             return True
         if prompt.seq_id >= 0 and not self._in_slots.ready(prompt.seq_id, n_have, POLL_S if alone else 0):
             return False
-        runtime, store, _, asked = opened
+        store, asked = opened.store, opened.conversation
         fetch, has_far = self._fetches.get(prompt.seq_id), store.has_far
         if fetch is None and not has_far:
             return True
         if prompt.seq_id < 0:
             if has_far and not self._expected.has_more_of(asked) and self._fetched_with(asked, 0) is None:
-                self._expected.add(self._fetch(runtime, store, asked, 0, None, False))
+                self._expected.add(self._fetch(opened, 0, None, False))
             return False
         if fetch is None or not fetch.asked.same(asked):
             self._leave(prompt.seq_id)
@@ -107,15 +121,16 @@ class Prefixes:
                 if (other := self._fetched_with(asked, n_have)) is not None:  # it brings these blocks too; they are found once its prompt has begun
                     other.ready(alone)
                     return False
-                fetch = self._fetch(runtime, store, asked, n_have, goes_on, alone)
+                fetch = self._fetch(opened, n_have, goes_on, alone)
             self._fetches[prompt.seq_id] = fetch
         return fetch.ready(alone)
 
     def _fetched_with(self, asked: Conversation, n_have: int) -> Fetch | None:
         return next((one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)), None)
 
-    def _fetch(self, runtime: Runtime, store: PrefixStore, asked: Conversation, n_have: int, goes_on: int | None, alone: bool) -> Fetch:
-        asked, accepts = asked._replace(tokens=asked.tokens.copy()), accepted(runtime.options, self._where.codec)
+    def _fetch(self, opened: Opened, n_have: int, goes_on: int | None, alone: bool) -> Fetch:
+        store, asked = opened.store, opened.conversation._replace(tokens=opened.conversation.tokens.copy())
+        accepts = accepted(opened.options, self._where.codec)
         return Fetch(asked, store, lambda: store.load(store.match_prefix(asked, accepts, n_have, goes_on)), lambda hit: hit.worth(native.reading_s), alone)
 
     def _leave(self, seq_id: int) -> None:
@@ -146,8 +161,8 @@ class Prefixes:
         if goes_on is None and n_asked <= n_have + 1:  # the last token is computed in any case
             self._leave(prompt.seq_id)
             return CachedTokens()
-        runtime, store, prompt, wanted = opened
-        accepts = accepted(runtime.options, self._where.codec)
+        runtime, options, store, prompt, wanted = opened
+        accepts = accepted(options, self._where.codec)
         if goes_on is None:
             cached = self._load_rows(runtime, store, prompt, wanted, accepts, n_have)
         else:
@@ -262,8 +277,8 @@ class Prefixes:
         opened, n_held = self._open(held), len(held.tokens)  # before the labels: settings that change later must not pass for these
         if opened is None:
             return
-        runtime, store, held, of = opened
-        kept = kept_tokens(runtime, runtime.options, held)
+        runtime, options, store, held, of = opened
+        kept = kept_tokens(runtime, options, held)
         of = of._replace(tokens=held.tokens[:len(kept.cells)].copy())
         if rows:
             self._insert_rows(runtime, store, held.seq_id, of, kept)
@@ -344,16 +359,17 @@ class Prefixes:
             disk_refused=sum(stats.disk.n_refused for stats in all_stats), remote_refused=sum(stats.remote.n_refused for stats in all_stats),
             disk_outages=sum(stats.disk.n_errors for stats in all_stats), remote_outages=sum(stats.remote.n_errors for stats in all_stats))
 
-    def _open(self, of: SequenceTokens) -> tuple[Runtime, PrefixStore, SequenceTokens, Conversation] | None:
-        """The context of some tokens, what keeps its rows, and the tokens with numbers for media, also as a conversation; None: nothing keeps its rows."""
+    def _open(self, of: SequenceTokens) -> Opened | None:
+        """None: nothing keeps the context's rows."""
         runtime = attachments.find(of.address)
         built = None if runtime is None else self.identities.of(runtime)
         if runtime is None or built is None:
             return None
         of, root = self._media.numbered(of), built.identity.chain_root(built.named(of.adapters), of.space)
         stays = tuple((n, time.time() + ttl_s) for n, ttl_s in of.marks)
-        conversation = Conversation(of.tokens, root, read_with(runtime.options, self._where.codec), of.in_memory, stays)
-        return runtime, self._store(built.identity), of, conversation
+        options = runtime.options
+        conversation = Conversation(of.tokens, root, read_with(options, self._where.codec), of.in_memory, stays)
+        return Opened(runtime, options, self._store(built.identity), of, conversation)
 
     def _store(self, identity: ModelIdentity) -> PrefixStore:
         if identity not in self._stores:

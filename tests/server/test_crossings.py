@@ -9,6 +9,7 @@ from support.prefix_server import conversation, serve, sources
 from edgekv._native import token_rows
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.store import PrefixStore
+from edgekv.server import prefixes
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.server import Server
 
@@ -67,9 +68,23 @@ def test_one_new_token_is_not_looked_for(tiny, calls):
     one = conversation(1, 600)
     with serve(tiny) as server:
         sources(server, one)
+        Endpoint(server).seconds_until_idle(60)  # it keeps the answer
         for token in (270, 271, 270):
-            Endpoint(server).seconds_until_idle(60)  # it keeps what was asked before
             calls.clear()
             assert sources(server, [*one, token])["slot"] == 600
             Endpoint(server).seconds_until_idle(60)
             assert dict(calls) == {"match": 1, "load": 1, "insert": 2}
+
+
+def test_settings_that_change_meanwhile_pass_for_no_tokens(tiny, monkeypatch):
+    """The rows of a sequence, the name of its settings and what it accepts go by the options of one moment."""
+    named: list[object] = []
+    same: list[bool] = []
+    works, accepts, keeps = prefixes.read_with, prefixes.accepted, prefixes.kept_tokens
+    monkeypatch.setattr(prefixes, "read_with", lambda options, codec: (named.append(options), works(options, codec))[1])
+    monkeypatch.setattr(prefixes, "accepted", lambda options, codec: (same.append(options is named[-1]), accepts(options, codec))[1])
+    monkeypatch.setattr(prefixes, "kept_tokens", lambda run, options, held: (same.append(options is named[-1]), keeps(run, options, held))[1])
+    with serve(tiny) as server:
+        sources(server, conversation(1, 600))
+        Endpoint(server).seconds_until_idle(60)
+        assert len(same) >= 2 and all(same)

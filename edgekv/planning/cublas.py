@@ -27,4 +27,3 @@ def _matrices(tensors: Sequence[TensorInfo]) -> Iterable[TensorInfo]:
         named = tensor.name.endswith((".weight", ".lora_a", ".lora_b")) and not any(part in tensor.name for part in _NOT_MULTIPLIED)
         if named and min((*tensor.shape, 1)[:2]) > 1 and tensor.name not in rows or tensor.name.endswith(".ssm_a") and tensor.shape[:-1] == (1,):
             yield tensor
-

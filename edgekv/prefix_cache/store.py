@@ -26,7 +26,7 @@ MOST_FLUSH_S = 10.0
 """The longest wait for writes that the next step would cut off."""
 
 SOON_S = 1.0
-"""What comes from a far place in this time need not come before a decode begins."""
+"""A decode waits so long at most for rows of a far place that come while it runs."""
 
 UNDER_WAY_BYTES = 128 << 20
 """Bytes that may wait in RAM for the writer if the bound of RAM is 0."""
@@ -52,7 +52,7 @@ class PrefixStore:
         with self._lock:
             self.ram.writers += self._writers
         self._stats, self._closed = StoreStats(), False
-        self._passed_by: dict[bytes, str] = {}  # blocks that came last and do not stay, and the places that have them: a slot's rows of these follow
+        self._passed_by: dict[bytes, str] = {}  # keys of the last such blocks, and the places that have them: these get no second copy
 
     # ---- loading ---------------------------------------------------------------------------------------------------------------------
 
@@ -106,8 +106,8 @@ class PrefixStore:
 
     def fetch(self, hit: PrefixHit, worth: Callable[[], int], alone: bool = False) -> PrefixHit:
         """Read far pieces into memory, on the calling thread, as far as there is room and `worth()`, asked before each, says more pieces; the others
-        come when they are asked for. Returns the pieces before the first that could not be read. alone: a decode that waits for rows holds up nobody else.
-        Then those that come soon, by what was read, come into their cells at once, and whole blocks stay nowhere else: so they are in memory once."""
+        come when they are asked for. Returns the pieces before the first that could not be read. alone: nobody else is answered, and a decode may wait
+        for rows. Where the rate of those before promises the rest within SOON_S, the rest goes into its cells as it comes; RAM keeps no whole block of it."""
         far = {place.name for place in self.places if place.far}
         coming = [(i, piece.skip + piece.n == BLOCK_TOKENS, piece.block) for i, piece in enumerate(hit.pieces)
                   if isinstance(piece.block, ComingBlock) and piece.source in far]

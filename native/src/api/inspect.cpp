@@ -136,7 +136,7 @@ edgekv_status edgekv_inspect(struct llama_model * model, const edgekv_context_si
         }
         if (has_empty_cache(lctx)) {
             llama_free(lctx);
-            return fail(EDGEKV_UNSUPPORTED, "llama.cpp makes no KV cache for layers without KV heads");
+            return fail(EDGEKV_UNSUPPORTED, "one of its KV caches has only layers without KV heads, which take no memory");
         }
         llama_edgekv_memory memory;
         llama_edgekv_get_memory(lctx, &memory);

@@ -89,7 +89,7 @@ def serve(model: Path | None, parallel: int, max_queue: int | None, max_itl: flo
         _tell_requests()
         server.wait()
     except KeyboardInterrupt as interrupt:
-        if not server.ready and not server.answers("/health"):  # a load cannot be stopped; ending the process loses nothing
+        if not server.answering:  # a load cannot be stopped; ending the process loses nothing
             _leave_at_once(interrupt.args[0], "loading")
         _say("stopping")
     finally:

@@ -52,7 +52,7 @@ MEMBERS = {"core/0004": {"edgekv_clock"}, "core/0019": {"edgekv_threads"}, "serv
 LOCALS = {
     "core/0001": {"edgekv_attended", "edgekv_choice", "edgekv_stored"}, "core/0003": {"edgekv_ubatch"}, "core/0005": {"edgekv_records"},
     "core/0006": {"edgekv_expected", "edgekv_planning"}, "core/0012": {"edgekv_labels"}, "core/0013": {"edgekv_product"}, "core/0020": {"edgekv_offsets"},
-    "server/0002": {"edgekv_embeds", "edgekv_turn"}, "server/0004": {"edgekv_here"}, "server/0005": {"edgekv_scope"},
+    "server/0002": {"edgekv_embeds", "edgekv_loop", "edgekv_turn"}, "server/0004": {"edgekv_here"}, "server/0005": {"edgekv_scope"},
     "server/0011": {"edgekv_slot"}, "server/0012": {"edgekv_later"}, "server/0018": {"edgekv_choice"},
     "server/0020": {"edgekv_infill"}, "server/0022": {"edgekv_begun", "edgekv_error"}, "server/0023": {"edgekv_state"},
     "server/0026": {"edgekv_file", "edgekv_why"}, "server/0027": {"edgekv_here"},

@@ -13,7 +13,7 @@ import httpx2 as httpx
 from msgspec import Struct
 
 from edgekv.common.errors import BrokenOff, ContextOverflow, DoesNotFit, EdgeKVError
-from edgekv.server.get_json import is_here
+from edgekv.server.sites import is_here
 
 Message = dict[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""

@@ -59,6 +59,13 @@ def terminate() -> None:
     lib.edgekv_server_terminate()
 
 
+def turn() -> bool:
+    """Make the task loop turn, an idle one too: it calls the function of `on_refresh`, unless it computes. False: no loop runs, or the server sleeps."""
+    from edgekv._native._server import lib
+
+    return bool(lib.edgekv_server_turn())
+
+
 def projector() -> str:
     """The projector of the running server, which embeds images and sound; empty: it has none. Known after the first answered request."""
     from edgekv._native._server import ffi, lib

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -150,6 +150,11 @@ class Server:
     def ready(self) -> bool:
         """Whether the model is loaded and requests are answered."""
         return self._ready and self.alive
+
+    @property
+    def answering(self) -> bool:
+        """Whether requests are answered, also before `start()` has said so."""
+        return self.ready or self.alive and _turn()
 
     @property
     def runtime(self) -> Runtime | None:
@@ -298,7 +303,7 @@ class Server:
             self._turned.set()
 
     def _wait_until_ready(self) -> None:
-        while not (self._turned.wait(_INTERRUPTIBLE_S) or self.answers("/lora-adapters")):  # a loop that is at work at once does not say so
+        while not (self._turned.wait(_INTERRUPTIBLE_S) or _turn()):  # a loop that is at work at once does not say so
             pass
         if not self.alive:
             error = self.why_stopped()
@@ -335,7 +340,8 @@ class Server:
 
     def settle(self) -> None:
         """Return once the rows of all answers so far are kept: the newest are kept only after the answer was sent."""
-        self.answers("/lora-adapters")  # the request passes through the task loop
+        if _turn():  # else it sleeps, and nothing is left to keep
+            self.between_batches(lambda: None)
 
     def between_batches(self, function: Callable[[], Result]) -> Result:
         """Call `function` on the decoding thread, while nothing is computed, and return its result. A request that a client left is
@@ -345,26 +351,11 @@ class Server:
             while not future.done():
                 if not self.alive:
                     raise self.why_stopped()
-                self.answers("/metrics")  # makes an idle server look for errands
+                _turn()  # an idle server looks for errands
                 wait([future], timeout=_POLL_S)
         finally:
             future.cancel()
         return future.result()
-
-    def answers(self, path: str) -> bool:
-        """Whether a GET of `path` succeeds; false too while nothing listens."""
-        from http.client import HTTPException
-
-        try:
-            return self.get(path) is not None
-        except (OSError, HTTPException, ValueError):
-            return False
-
-    def get(self, path: str) -> Any:
-        """The JSON of a GET; None if the server answers with an error."""
-        from edgekv.server.get_json import get_json
-
-        return get_json(self.url, path, self._keys[0] if self._keys else None)
 
     def _release(self, failed: bool) -> None:
         global _active
@@ -386,6 +377,12 @@ class Server:
 
 
 _active: Server | None = None
+
+
+def _turn() -> bool:
+    from edgekv._native import http_server  # with llama.cpp's libraries
+
+    return http_server.turn()
 
 
 def active() -> Server | None:

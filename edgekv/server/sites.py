@@ -4,6 +4,7 @@ our server for that site's, and only the name in the Host header tells them apar
 import ipaddress
 import re
 import socket
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -59,6 +60,11 @@ def is_public(host: str) -> bool:
         return not ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     except (OSError, ValueError):  # an IPv6 address
         return host not in ("::1", "[::1]")
+
+
+def is_here(url: str) -> bool:
+    """Whether a server is one of this machine, which no proxy stands before, whatever the variables for proxies say."""
+    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def admitted(host: str, allowed: tuple[str, ...], is_public: bool) -> Admitted:

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from edgekv.common.errors import ConfigError, EdgeKVError
-from edgekv.server.get_json import is_here
+from edgekv.server.sites import is_here
 
 PIECE_CHARACTERS = 8000
 """Characters between two looks at whether others wait: about 2,000 tokens."""

@@ -20,6 +20,10 @@ EDGEKV_API int edgekv_server_run(int argc, char ** argv);
 EDGEKV_API void edgekv_server_terminate(void);
 EDGEKV_API const char * edgekv_server_error(void);
 
+/* Makes the task loop turn, an idle one too: it calls the function of edgekv_server_on_refresh(), unless it computes. 0: no loop runs, since a model is
+   being loaded or no server runs, or the server sleeps. From any thread */
+EDGEKV_API int edgekv_server_turn(void);
+
 /* Prefixes: K and V of tokens that an earlier request computed. */
 
 #define EDGEKV_PREFIX_BLOCK 256

@@ -26,4 +26,5 @@
 #include "server/scheduling/limits.h"
 #include "server/scheduling/pace.h"
 #include "server/scheduling/requests.h"
+#include "server/scheduling/task_loop.h"
 #include "server/scheduling/waits.h"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.clients import shown_at
 from support.serve_process import serving
 
 from edgekv.config import KvOptions
@@ -46,7 +47,7 @@ def of_server(**options: object) -> Callable[[Path], object]:
     @contextmanager
     def run(model: Path) -> Iterator[Said]:
         with Server(ServerOptions(model, **{"n_ctx": 512, "n_threads": 3} | options)) as server:
-            assert [slot["n_ctx"] for slot in server.get("/slots")] == [512] * server.options.n_slots
+            assert [slot["n_ctx"] for slot in shown_at(server, "/slots")] == [512] * server.options.n_slots
             assert {(layer.type_k, layer.type_v) for layer in server.runtime.layers} == {server.options.kv.cache.names}
             assert all(layer.hooked for layer in server.runtime.layers), "with flash attention"
             yield said_by(ctypes.c_void_p(server.runtime.address))

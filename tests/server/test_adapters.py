@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.adapters import control_vector, lora
-from support.clients import post, send
+from support.clients import post, send, shown_at
 from support.prefix_server import ask, conversation, serve
 
 from edgekv.common.errors import ModelError
@@ -27,7 +27,7 @@ def test_an_adapter_that_is_not_applied_at_the_start(model: Path, tmp_path: Path
     with serve(model, store=None) as server:
         plain = ask(server, PROMPT, cache_prompt=False)["tokens"]
     with serve(model, store=None, extra=("--lora", str(lora(tmp_path / "a.gguf", SHAPE)), "--lora-init-without-apply")) as server:
-        assert [one["scale"] for one in server.get("/lora-adapters")] == [0]
+        assert [one["scale"] for one in shown_at(server, "/lora-adapters")] == [0]
         assert ask(server, PROMPT, cache_prompt=False)["tokens"] == plain
         assert ask(server, PROMPT, cache_prompt=False, lora=[{"id": 0, "scale": 1}])["tokens"] != plain
         post(server.url, "/lora-adapters", [{"id": 0, "scale": 1}])

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.clients import CHAT, post, send
+from support.clients import CHAT, post, send, shown_at
 from support.homes import resident_bytes
 from support.prefix_server import ask, conversation, n_read, serve
 
@@ -104,7 +104,7 @@ def test_each_slot_has_its_bound_and_gives_its_memory_back(long_ones, tmp_path):
         assert [slot["n_positions"] for slot in slots] == [1819] * 3 and max(slot["n_tokens"] for slot in slots) > KEEP
         assert sum(slot["bytes_home"] for slot in slots) == pytest.approx(run.memory().used_bytes, rel=0.01)
         assert exposed(server, "edgekv_slot_tokens") == {f"{i}": slot["n_tokens"] for i, slot in enumerate(slots)}
-        state = server.get("/edgekv/state")
+        state = shown_at(server, "/edgekv/state")
         assert state["kept"] == [run.memory().n_cells_used, 3 * 1819] and state["pages"]["dropped_tokens"] == run.stats.n_freed
 
         assert send(server.url, "/slots/1?action=erase", {}).status == 200

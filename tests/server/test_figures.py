@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.clients import shown_at
 from support.local_server import N_TOKENS, SPARSE, ask, complete, exposed, map_fields, options, settled
 
 from edgekv.runtime.cells import StreamCells
@@ -46,7 +47,7 @@ def test_figures_are_those_of_the_runtime(served):
 
 def test_slots_add_up_to_the_context(served):
     state = settled(served)
-    slots = [slot["edgekv"] for slot in served.get("/slots")]
+    slots = [slot["edgekv"] for slot in shown_at(served, "/slots")]
     assert slots[0]["coverage"] != slots[1]["coverage"], "each slot has its own"
     assert slots == state["slots"] and len(slots) == 2
     for number, slot in enumerate(slots):
@@ -58,7 +59,7 @@ def test_slots_add_up_to_the_context(served):
 
 
 def test_props_say_how_the_cache_is_set(served):
-    about = served.get("/props")["edgekv"]
+    about = shown_at(served, "/props")["edgekv"]
     assert about["mode"] == "sparse" and about["sample_budget"] == 200 and about["page"] == "/edgekv"
     assert about["store"] is None and about["tiers"] == settled(served)["tiers"] and about["coverage"] == served.runtime.selection().coverage
 
@@ -115,7 +116,7 @@ def test_the_work_of_a_map_is_that_of_its_spans():
 
 
 def test_history_is_of_decoding(served):
-    past = served.get("/edgekv/history")
+    past = shown_at(served, "/edgekv/history")
     assert len({len(values) for values in past.values()}) == 1 and past["at"] == sorted(past["at"])
     assert all(value > 0 for value in past["tokens_per_second"])
     assert all(read / seen < covered < 1 for read, seen, covered in zip(past["rows_per_head"], past["visible_per_head"], past["coverage"], strict=True)

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from support.clients import shown_at
 from support.local_server import N_TOKENS, SPARSE, ask, complete, exposed, map_fields, options, settled
 
 from edgekv._native import core
@@ -33,10 +34,10 @@ def test_modes_without_an_arena(synthetic, mode):
         state = settled(server)
         assert state["mode"] == mode.value and state["served"] and state["pages"]["arena_slots"] == 0
         assert state["slots"][0]["n_tokens"] == server.runtime.memory().n_cells_used and state["slots"][0]["pages_arena"] == 0
-        assert server.get("/edgekv/map/0")["n_pages_used"] >= N_TOKENS // 16
+        assert shown_at(server, "/edgekv/map/0")["n_pages_used"] >= N_TOKENS // 16
         assert ("edgekv_hit_ratio", (("by", "access"),)) not in exposed(server), "no arena, no hits"
         whole = None if mode is KvMode.EVICT else 1.0
-        assert state["selection"]["coverage"] == server.get("/props")["edgekv"]["coverage"] == state["slots"][0]["coverage"] == whole
+        assert state["selection"]["coverage"] == shown_at(server, "/props")["edgekv"]["coverage"] == state["slots"][0]["coverage"] == whole
         assert exposed(server).get(("edgekv_coverage_ratio", ())) == whole
 
 
@@ -45,7 +46,7 @@ def test_an_error_in_place_of_a_resolution(synthetic, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with Server(options(synthetic("llama"), kv=KvOptions(mode=KvMode.SPARSE, target_error="5%", exact_tokens=64))) as server:
         complete(server, n_answer=4)
-        state, about, chosen = settled(server), server.get("/props")["edgekv"], server.runtime.options.selection
+        state, about, chosen = settled(server), shown_at(server, "/props")["edgekv"], server.runtime.options.selection
         assert state["settings"]["target error"] == "5 %" and "sample budget" not in state["settings"]
         assert about["target_error"] == 0.05 and about["sample_budget"] is None
         assert chosen.resolutions is not None and all(chosen.resolutions[layer.il] for layer in server.runtime.layers)
@@ -59,7 +60,7 @@ def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):
         complete(server, n_answer=2)
         state = settled(server)
         assert not state["served"] and state["mode"] == "off" and state["slots"] == []
-        assert "edgekv" not in server.get("/slots")[0] and server.get("/props")["edgekv"]["mode"] == "off"
+        assert "edgekv" not in shown_at(server, "/slots")[0] and shown_at(server, "/props")["edgekv"]["mode"] == "off"
         assert {re.sub("_(bucket|sum|count)$", "", name) for name, _ in exposed(server)} == {
             "edgekv_info", "edgekv_tier_bytes", "edgekv_slot_context_tokens", "edgekv_worst_gap_seconds", "edgekv_requests_running",
             "edgekv_requests_waiting", "edgekv_requests_refused_total", "edgekv_queue_time_seconds", "edgekv_time_to_first_token_seconds",
@@ -70,7 +71,7 @@ def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):
 
 def test_nothing_is_left_when_the_server_has_ended(synthetic):
     with Server(options(synthetic("llama"))) as server:
-        server.get("/edgekv/state")
+        shown_at(server, "/edgekv/state")
         assert native.asked_ms("/edgekv/state") >= 0
     assert native.asked_ms("/edgekv/state") == -1
     with server:  # the same object, once more

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from support.clients import Stream, answering, drained, send
+from support.clients import Stream, answering, drained, send, shown_at
 
 from edgekv._native import core
 from edgekv.config import KvOptions
@@ -85,5 +85,5 @@ def test_conversations_of_idle_slots_give_theirs_first(synthetic, memory, cache)
         core.set_free_bytes(free)
         assert send(server.url, "/completion", {**prompt(PAGE - 60, of=7), "id_slot": 1}).status == 200
         assert len(asked) >= 2
-        slots = server.get("/slots")
+        slots = shown_at(server, "/slots")
         assert send(server.url, "/completion", {**prompt(PAGE - 100), "id_slot": 0}).body["tokens_cached"] >= 0 and slots

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from support.clients import Endpoint
+from support.clients import Endpoint, shown_at
 from support.local_server import exposed, options
 
 from edgekv.prefix_cache.settings import StoreSettings
@@ -63,7 +63,7 @@ def scrape(server: Server, until: float, seen: Seen) -> None:
     n_prompts = 0.0
     while time.monotonic() < until:
         try:
-            figures, slots = exposed(server), server.get("/slots")
+            figures, slots = exposed(server), shown_at(server, "/slots")
             now = figures["edgekv_store_hits_total", ()] + figures["edgekv_store_misses_total", ()]
             assert now >= n_prompts, "a counter fell"
             n_prompts = now

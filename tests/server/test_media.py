@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from support import prefix_server, vision
-from support.clients import CHAT, post, send
+from support.clients import CHAT, post, send, shown_at
 from support.prefix_server import EXACT
 from support.vision import assistant, picture, request, text, user
 
@@ -265,7 +265,7 @@ def test_two_that_ask_about_one_image_at_the_same_time_are_answered(sees, kind: 
 def test_what_cannot_be_used_is_said_in_a_sentence(sees, tmp_path: Path):
     seeing = sees("llava")
     with seeing.serve() as server:
-        marker = server.get("/props")["media_marker"]
+        marker = shown_at(server, "/props")["media_marker"]
         ends = {"prompt": {"prompt_string": f"ab{marker}", "multimodal_data": [base64.b64encode(picture(1)).decode()]}, "n_predict": 4}
         for path, body, why in (
             ("/completion", ends, "the prompt ends with an image or a sound; put text after it"),

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from support import prefix_server, vision
-from support.clients import CHAT, send
+from support.clients import CHAT, send, shown_at
 from support.dialects import MESSAGES
 from support.loopback import LoopbackServer, QuietHandler
 from support.vision import picture, request, user
@@ -142,7 +142,7 @@ def test_addresses_are_fetched_only_where_the_options_say_so(files: tuple, site:
 
 def test_a_marker_in_a_message_is_text(files: tuple):
     with server(files) as started:
-        marker = started.get("/props")["media_marker"]
+        marker = shown_at(started, "/props")["media_marker"]
         said = f"The marker is {marker}."
         for content in (said, [{"type": "text", "text": said}]):
             for more in ((), (PNG,)):

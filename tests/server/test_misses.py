@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.clients import Stream, drained, post, send
+from support.clients import Stream, drained, post, send, shown_at
 from support.prefix_server import SPARSE, ask, conversation, serve
 
 from edgekv.common.enums import MissReason
@@ -58,7 +58,7 @@ def test_replies_log_and_metrics_agree(tiny, tmp_path, caplog):
             assert asked(server, tokens, **more) == expected
         server.prefixes.flush()
         queries, hits, misses = counts(server)
-        shown = server.get("/edgekv/state")["prompt_tokens"]
+        shown = shown_at(server, "/edgekv/state")["prompt_tokens"]
     assert (shown["asked"], shown["found"]) == (queries, sum(hits.values()))
     assert queries == sum(len(tokens) - 1 for tokens, _, _ in rows) == sum(hits.values()) + sum(misses.values())
     assert misses == {"cold": 819 + 298 + 819, "diverged": 815, "disabled": 819}

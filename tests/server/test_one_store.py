@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.clients import Endpoint, send, until
+from support.clients import Endpoint, send, shown_at, until
 from support.prefix_server import conversation, serve, sources
 
 from edgekv.prefix_cache import digests
@@ -34,6 +34,6 @@ def test_no_prompt_waits_for_the_digest_of_a_large_model(tiny, monkeypatch: pyte
 def test_a_context_that_is_loaded_again_has_the_same_store(tiny):
     with serve(tiny, extra=("--sleep-idle-seconds", "1")) as server:
         sources(server, conversation(1, 300))
-        until(lambda: server.get("/props")["is_sleeping"])
+        until(lambda: shown_at(server, "/props")["is_sleeping"])
         assert sources(server, conversation(1, 300))["ram"] == 300
         assert len(server.prefixes.stats()) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.browser import browser as opened
 from support.browser import contrast, look, text, texts, visit
-from support.clients import post, until
+from support.clients import post, shown_at, until
 from support.local_server import N_TOKENS, SPARSE, complete, map_fields, options, settled
 
 from edgekv._native.http_server import Request
@@ -95,7 +95,7 @@ def test_a_line_parts_the_slots(served, browser):
 def test_the_text_is_told_under_the_mouse_and_by_keys(served, browser):
     _, drawn = map_fields(served, 0)
     slot, first, n = drawn["texts"][1]
-    tokens = served.get(f"/edgekv/cache?slot={slot}&first={first}&n={n}")["tokens"]
+    tokens = shown_at(served, f"/edgekv/cache?slot={slot}&first={first}&n={n}")["tokens"]
     said = post(served.url, "/detokenize", {"tokens": tokens})["content"]
     visit(browser, served)
     browser.find_element("css selector", "canvas").send_keys("\ue014" * 2)  # the arrow to the right

@@ -23,7 +23,7 @@ has.argtypes = [ctypes.c_size_t] * 2 + [ctypes.c_bool, ctypes.c_size_t]
 asked = server.context.n_ctx
 has(8 << 30, 0, False, int(server.context.device.home * float(sys.argv[5])))
 with server:
-    print(json.dumps([asked, server.context.n_ctx, server.context.note, server.runtime is not None, server.answers("/health")]))
+    print(json.dumps([asked, server.context.n_ctx, server.context.note, server.runtime is not None, server.answering]))
 """
 
 

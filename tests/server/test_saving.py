@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.clients import until
+from support.clients import shown_at, until
 from support.prefix_server import EXACT, SPARSE, ask, conversation, serve
 
 from edgekv._native import token_rows
@@ -39,7 +39,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 def test_what_lies_in_a_slot_is_not_in_ram_too(tiny, slot):
     """RAM gets it when another conversation takes the slot; a prompt that begins alike has it in either place."""
     def shows(n_blocks: int, n_in_slots: int) -> bool:
-        kept = server.get("/props")["edgekv"]["store"]
+        kept = shown_at(server, "/props")["edgekv"]["store"]
         assert (kept["ram_bytes"] > 0) == (kept["n_blocks"] > 0)
         return (kept["n_blocks"], kept["n_blocks_in_slots"]) == (n_blocks, n_in_slots)
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from support.clients import until
+from support.clients import shown_at, until
 from support.local_server import SPARSE, ask, complete, exposed, options, settled
 
 from edgekv.server import publisher
@@ -92,7 +92,7 @@ def test_figures_come_while_an_answer_runs(synthetic):
         answer = pool.submit(complete, server, 0, N_PROMPT, 5000)
         while not answer.done() and len(seen) < 4:
             in_metrics = exposed(server)["edgekv_slot_tokens", (("slot", "0"),)]
-            in_slots = server.get("/slots")[0]["edgekv"]["n_tokens"]
+            in_slots = shown_at(server, "/slots")[0]["edgekv"]["n_tokens"]
             assert in_metrics <= in_slots, "the later question has the later answer"
             seen.add(in_slots)
             time.sleep(0.05)
@@ -105,12 +105,12 @@ def test_figures_come_back_after_sleep(synthetic):
         complete(server)
         before, first = settled(server), server.runtime
         assert before["served"] and before["slots"][0]["n_tokens"] > 0 and first is not None
-        until(lambda: server.get("/props")["is_sleeping"], 30)
+        until(lambda: shown_at(server, "/props")["is_sleeping"], 30)
         assert ask(server, "/metrics").status == 200, "a scrape does not wake it"
-        assert server.get("/props")["is_sleeping"] and server.runtime is None
+        assert shown_at(server, "/props")["is_sleeping"] and server.runtime is None
         complete(server, seed=1, n_tokens=200)
         until(lambda: settled(server).get("taken", 0) > before["taken"])
         after = settled(server)
         assert after["served"] and after["mode"] == "sparse" and 200 < after["slots"][0]["n_tokens"] < 300
         assert server.runtime is not None and server.runtime is not first
-        assert exposed(server)["edgekv_tokens_total", ()] >= 200 and server.get("/slots")[0]["edgekv"]["n_tokens"] > 0
+        assert exposed(server)["edgekv_tokens_total", ()] >= 200 and shown_at(server, "/slots")[0]["edgekv"]["n_tokens"] > 0

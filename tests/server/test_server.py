@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from support import vision
-from support.clients import until
+from support.clients import shown_at, until
 from support.contexts import Context
 from support.stub import write_stub
 
@@ -66,7 +66,7 @@ def test_starts_and_stops_again_and_again(tiny, capfd):
         server = Server(options(tiny))
         with server:
             assert server.alive and active() is server
-            assert server.get("/health") == {"status": "ok"}
+            assert shown_at(server, "/health") == {"status": "ok"}
             assert handlers() == before
             log = server.log_path
             assert log.exists()
@@ -136,7 +136,7 @@ def test_one_at_a_time(tiny):
     with Server(options(tiny)) as first:
         with pytest.raises(EdgeKVError, match="already running"):
             Server(options(tiny)).start()
-        assert first.get("/health")
+        assert shown_at(first, "/health")
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_signals_are_pythons_at_every_moment(tiny, interruptible):
         with Server(options(tiny)) as server:
             n_ready = len(got)
             until(lambda: len(got) > n_ready)
-            assert server.alive and server.get("/health")
+            assert server.alive and shown_at(server, "/health")
     finally:
         stop.set()
         thread.join()
@@ -174,7 +174,7 @@ def test_signals_are_pythons_at_every_moment(tiny, interruptible):
 def test_it_can_start_on_another_thread(tiny):
     with ThreadPoolExecutor(1) as pool:
         server = pool.submit(Server(options(tiny)).start).result(60)
-    assert server.get("/health")
+    assert shown_at(server, "/health")
     server.stop()
 
 
@@ -191,7 +191,7 @@ def test_ctrl_c_belongs_to_python(tiny, interruptible):
                 server.wait()
             finally:
                 signal.signal(signal.SIGALRM, old)
-        assert server.alive and server.get("/health")
+        assert server.alive and shown_at(server, "/health")
     assert not server.alive
 
 
@@ -272,7 +272,7 @@ def test_a_server_that_ends_by_itself(tiny):
     server.stop()
     assert active() is None
     with Server(options(tiny)) as again:
-        assert again.get("/health")
+        assert shown_at(again, "/health")
 
 
 @pytest.mark.parametrize("extra", [
@@ -314,8 +314,8 @@ def option_help() -> str:
 
 def test_extra_options_are_passed_on(tiny):
     with Server(options(tiny, extra=("--metrics", "--alias", "mine"), alias="ours")) as server:
-        assert [model["id"] for model in server.get("/v1/models")["data"]] == ["mine"]
-        assert server.get("/slots") is not None
+        assert [model["id"] for model in shown_at(server, "/v1/models")["data"]] == ["mine"]
+        assert shown_at(server, "/slots") is not None
 
 
 def test_log_to_standard_error_can_be_asked_for(tiny, capfd):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.clients import CHAT, post, until
+from support.clients import CHAT, post, shown_at, until
 from support.prefix_server import serve
 
 from edgekv.cli.cache import cache
@@ -47,7 +47,7 @@ def test_a_folder_is_read_and_then_found(server, tmp_path, monkeypatch):
     assert len(lines) == 2 and "two.md" in lines[0] and "one.txt" in lines[1], "by name, hidden ones left out"
     assert [n_cached(server, "system", texts[name]) > 850 for name in ("one.txt", "below/two.md", ".hidden/three.txt")] == [True, True, False]
     server.settle()
-    listed = server.get("/edgekv/cache")["data"]
+    listed = shown_at(server, "/edgekv/cache")["data"]
     assert sum(prompt["ttl_s"] > 3500 for prompt in listed) == 2
 
 
@@ -101,7 +101,7 @@ def test_mistakes_get_a_sentence(server, tmp_path, wordy_model):
         list(texts_of([Path(tmp_path / "none")]))
     with pytest.raises(EdgeKVError, match="exceed|context"):
         Warmer(server.url).warm(TEXT * 20)
-    until(lambda: not server.get("/slots")[0]["is_processing"])
+    until(lambda: not shown_at(server, "/slots")[0]["is_processing"])
     server.stop()
     with pytest.raises(EdgeKVError, match="there is no server at"):
         Warmer(server.url).check()

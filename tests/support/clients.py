@@ -52,6 +52,12 @@ def send(url: str, path: str, body: Any = None, method: str | None = None, timeo
         return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
+def shown_at(server: Server, path: str) -> Any:
+    """The JSON of a GET, with the server's own key; None if it answers with an error."""
+    reply = send(server.url, path, **({"Authorization": f"Bearer {server._keys[0]}"} if server._keys else {}))
+    return reply.body if reply.status == 200 else None
+
+
 def post(url: str, path: str, body: Any, **headers: str) -> Any:
     """The JSON that the server answers, with status 200."""
     reply = send(url, path, body, **headers)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
-from support.clients import Reply, post, send, until
+from support.clients import Reply, post, send, shown_at, until
 
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
@@ -30,8 +30,8 @@ def complete(server: Server, seed: int = 0, n_tokens: int = N_TOKENS, n_answer: 
 
 def settled(server: Server) -> dict:
     """/edgekv/state once the server has nothing to do: it takes its last figures right after it has answered."""
-    until(lambda: ask(server, "/edgekv/state").headers["x-edgekv-busy"] == "0" and not server.get("/edgekv/state")["busy"])
-    return server.get("/edgekv/state")
+    until(lambda: ask(server, "/edgekv/state").headers["x-edgekv-busy"] == "0" and not shown_at(server, "/edgekv/state")["busy"])
+    return shown_at(server, "/edgekv/state")
 
 
 def exposed(server: Server) -> dict[tuple[str, tuple], float]:
@@ -45,7 +45,7 @@ def exposed(server: Server) -> dict[tuple[str, tuple], float]:
 def map_fields(server: Server, stream: int) -> tuple[np.ndarray, dict]:
     """The map of a stream: its fields [line, column], and the document."""
     settled(server)
-    until(lambda: server.get(f"/edgekv/map/{stream}") is not None)
-    shown = server.get(f"/edgekv/map/{stream}")
+    until(lambda: shown_at(server, f"/edgekv/map/{stream}") is not None)
+    shown = shown_at(server, f"/edgekv/map/{stream}")
     fields = np.frombuffer(base64.b64decode(shown["fields"]), np.uint8).reshape(len(shown["layers"]), shown["n_columns"])
     return fields, shown

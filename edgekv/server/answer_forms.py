@@ -173,6 +173,8 @@ def _check_matcher(matcher: LLMatcher) -> LLMatcher:
         raise ConfigError("no answer fits it")
     if why.startswith("oneOf"):
         raise ConfigError("'oneOf' would not be enforced where two of its schemas can hold at once; write 'anyOf', and check the answer for it")
+    if "patternProperty regexes" in why:
+        raise ConfigError("'patternProperties' would not be enforced where two of its patterns can match one name; leave one out, and check the answer for it")
     if why.startswith("regex parse error"):
         raise ConfigError(f"'pattern' cannot be enforced ({why.splitlines()[-1].removeprefix('error: ')}); leave it out, and check the answer for it")
     raise ConfigError(why.splitlines()[0])

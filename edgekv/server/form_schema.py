@@ -7,14 +7,10 @@ from math import isfinite
 from typing import Any
 
 from edgekv.common.errors import ConfigError
-from edgekv.server.name_patterns import split
-from edgekv.server.schema_references import LISTS, MAPS, NotExact
+from edgekv.server.schema_references import LISTS, MAPS
 
 _ONE = {"additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames"}
 """Words that hold a schema."""
-
-NEVER = {"allOf": [False]}
-"""As False, but for `additionalProperties` beside patterns, which are then told apart from other names as those of open objects are."""
 
 _MOST_REMAINDERS = 10_000
 
@@ -40,13 +36,9 @@ def as_meant(schema: Any) -> Any:
         raise ConfigError(f"'multipleOf' would take too long where it has more than {_MOST_REMAINDERS} remainders; leave it out, and check the answer for it")
     _name_few(read)
     names, patterns, others = read.get("properties", {}), read.get("patternProperties", {}), read.get("additionalProperties", True)
-    if not names and not patterns or others is False or not isinstance(names, dict) or not isinstance(patterns, dict):
+    if not names or patterns or others is False or not isinstance(names, dict):
         return read
     # It takes a name with an escape for another property ("\u0061" beside "a"), but does not in names of a pattern.
-    if patterns:
-        given = schema["patternProperties"]
-        meant = patterns.values() if len(patterns) == len(given) else map(as_meant, given.values())  # two may be spelled alike
-        return read | _apart(names, dict(zip(given, meant, strict=True)), others)
     further = {"^": {}} if others in (True, {}) else {f"^{none_of(names)}$": others}
     return read | {"patternProperties": further, "additionalProperties": False}
 
@@ -57,28 +49,6 @@ def _n_remainders(divisor: Any) -> int:
         return 0
     number = Decimal(repr(divisor))
     return abs(int(number.scaleb(max(0, -int(number.as_tuple().exponent)))))
-
-
-def _apart(names: dict[str, Any], patterns: dict[str, Any], others: Any) -> dict[str, Any]:
-    """Properties by which of the patterns their names match."""
-    try:
-        kinds = split([*patterns, *(f"^{re.escape(name)}$" for name in names)])
-    except NotExact:
-        raise ConfigError("'patternProperties' would not be enforced where other properties may come; set additionalProperties to false beside it") from None
-    named, matched = {}, {}
-    for key, expression in kinds.items():
-        fits = [schema for schema, is_one in zip(patterns.values(), key, strict=False) if is_one]
-        own = [name for name, is_one in zip(names, key[len(patterns):], strict=True) if is_one]
-        schema = all_of([*(names[name] for name in own), *fits] or [others])
-        if own:
-            named[own[0]] = schema
-        elif schema not in (False, NEVER):
-            matched[expression] = schema
-    return {"properties": {name: named[name] for name in names}, "patternProperties": matched, "additionalProperties": False}
-
-
-def all_of(schemas: list[Any]) -> Any:
-    return schemas[0] if len(schemas) == 1 else {"allOf": schemas} if schemas else True
 
 
 def _name_few(schema: dict[str, Any]) -> None:

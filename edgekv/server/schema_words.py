@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from edgekv.server.form_schema import NEVER, all_of, none_of
+from edgekv.server.form_schema import none_of
 from edgekv.server.schema_references import INNER, LISTS, MAPS, NotExact, with_paths
 
 Schema = Any
@@ -170,15 +170,15 @@ class Rewriting:
 
     def _evaluated_names(self, schema: dict[str, Any]) -> list[Schema]:
         ways, others = self._ways_without("unevaluatedProperties", schema), schema["unevaluatedProperties"]
-        return [_any([all_of([*way.needs, *([] if way.all_names else [
+        return [_any([_all([*way.needs, *([] if way.all_names else [
             {"properties": dict.fromkeys(sorted(way.names), True), "patternProperties": dict.fromkeys(sorted(way.patterns), True),
-             "additionalProperties": NEVER if others is False and way.patterns else others}])]) for way in ways])]
+             "additionalProperties": others}])]) for way in ways])]
 
     def _evaluated_items(self, schema: dict[str, Any]) -> list[Schema]:
         ways, others = self._ways_without("unevaluatedItems", schema), schema["unevaluatedItems"]
         if any(way.some_items and not way.all_items for way in ways):
             raise NotExact
-        return [_any([all_of([*way.needs, *([] if way.all_items else [{"prefixItems": [True] * way.n_items, "items": others} if way.n_items else
+        return [_any([_all([*way.needs, *([] if way.all_items else [{"prefixItems": [True] * way.n_items, "items": others} if way.n_items else
                                                                      {"items": others}])]) for way in ways])]
 
     def _ways_without(self, word: str, schema: dict[str, Any]) -> list[_Way]:
@@ -340,6 +340,10 @@ class Rewriting:
 def _named_within(value: Any) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return (isinstance(value, dict) and any(isinstance(value.get(word), str) for word in ("$id", "id"))) or any(map(_named_within, inner))
+
+
+def _all(schemas: list[Schema]) -> Schema:
+    return schemas[0] if len(schemas) == 1 else {"allOf": schemas} if schemas else True
 
 
 def _any(options: list[Schema]) -> Schema:

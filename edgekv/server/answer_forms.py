@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edgekv.common.errors import ConfigError
 from edgekv.server.answer_calls import CallRules, spelled
 from edgekv.server.form_schema import as_meant
-from edgekv.server.schema_references import NotExact
-from edgekv.server.schema_words import Rewriting
+from edgekv.server.schema_words import NotExact, Rewriting
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

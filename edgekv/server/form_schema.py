@@ -7,8 +7,10 @@ from math import isfinite
 from typing import Any
 
 from edgekv.common.errors import ConfigError
-from edgekv.server.schema_references import LISTS, MAPS
 
+MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+"""Words that hold schemas by name, and several."""
 _ONE = {"additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames"}
 """Words that hold a schema."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import combinations, product
 from math import inf
 from typing import Any
@@ -12,12 +11,14 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from edgekv.server.form_schema import none_of
-from edgekv.server.schema_references import INNER, LISTS, MAPS, NotExact, with_paths
+from edgekv.server.form_schema import LISTS, MAPS, none_of
 
 Schema = Any
 """An object of JSON Schema, or a boolean."""
 
+_INNER = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems",
+          "unevaluatedProperties")
+"""Words that hold one schema, or in old drafts a list of them."""
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
 _LIMITS = {  # word: the type that it is for, and what holds where it does not, in integers one off
@@ -34,6 +35,10 @@ _WRITTEN_WORDS = {"contains", "dependencies", "dependentSchemas", "else", "if", 
                   "unevaluatedProperties"}
 _MOST_OPTIONS = 4
 """Of anyOf where it is told which of them hold: 2^n ways."""
+
+
+class NotExact(Exception):
+    """No schema of the words there are says the same."""
 
 
 class _Way(Struct, frozen=True):
@@ -58,8 +63,6 @@ class Rewriting:
 
     def __init__(self, root: Schema):
         self._root = root
-        with suppress(NotExact):
-            self._root = root = with_paths(root)
         self._n_left = _MOST_SCHEMAS
         self._has_names = any(_named_within(value) for value in root.values()) if isinstance(root, dict) else False
         """Whether schemas within may have names, which references are then relative to."""
@@ -93,7 +96,7 @@ class Rewriting:
                 inner[word] = {name: self._written(one) for name, one in value.items()}
             elif word in LISTS and isinstance(value, list):
                 inner[word] = [self._written(one) for one in value]
-            elif word in INNER:
+            elif word in _INNER:
                 inner[word] = [self._written(one) for one in value] if isinstance(value, list) else self._written(value)
         return inner | {"allOf": [*inner.get("allOf", []), *more]} if more else inner
 

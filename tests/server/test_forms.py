@@ -88,6 +88,7 @@ UNENFORCED = [
     ({"type": "string", "if": {"format": "date"}, "then": {"maxLength": 5}}, "'if', 'then' would not"), ({"type": "string", "format": "moon"}, "format: moon"),
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "'oneOf' would not be enforced"), ({"type": "string", "pattern": "(?=a)b"}, "'pattern' cannot"),
     ({"not": {"type": "integer"}, "x-guidance": {"lenient": True}}, "'not' would not"), ({"$ref": "https://example.com/x"}, "example.com"),
+    ({"$dynamicRef": "#it", "$defs": {"x": {"$dynamicAnchor": "it", "const": 1}}}, "'$dynamicRef' would not"),
     ({"type": "moon"}, "moon"), ({"type": "integer", "multipleOf": 10_001}, "'multipleOf' would take too long"),
     ({"type": "object", "minProperties": 2, "properties": {"a": {}}}, "min/maxProperties only supported when"),
     ({"type": "object", "patternProperties": {"(?=s)": {"type": "string"}}}, "'pattern' cannot"),
@@ -131,11 +132,8 @@ ENFORCED = [
     ({"enum": [{"a": 1, "c": 1}, {"a": 1}], "allOf": [{"patternProperties": {"a": {}}}], "unevaluatedProperties": False}, '{"a":1}'),
     # names of schemas, and references into words that are written otherwise
     ({"enum": [[1, 1], [1, 2]], "uniqueItems": True, "prefixItems": [{"enum": [1, 3]}], "maxItems": 2}, r"\[1,2\]"),
-    ({"$dynamicRef": "#it", "$defs": {"x": {"$dynamicAnchor": "it", "const": 1}}}, "1"), ({"$ref": "#/if", "if": {"const": 1}}, "1"),
-    ({"$id": "https://a.example/b", "$ref": "c#it", "$defs": {"it": {"$anchor": "it", "const": 1}, "c": {"$id": "c", "enum": [1, 2], "$defs": {
-        "it": {"$dynamicAnchor": "it", "const": 2}}}}}, "2"),
-    ({"$id": "https://a.example/b", "$ref": "c", "$defs": {"x": {"$dynamicAnchor": "it", "const": 1}, "c": {"$id": "c", "$dynamicRef": "#it", "$defs": {
-        "x": {"$dynamicAnchor": "it", "const": 2}}}}}, "1"),
+    ({"$ref": "#/if", "if": {"const": 1}}, "1"), ({"$ref": "#it", "$defs": {"x": {"$anchor": "it", "const": 1}}}, "1"),
+    ({"$id": "https://a.example/b", "$ref": "c", "$defs": {"c": {"$id": "c", "enum": [1, 2], "$ref": "#/$defs/it", "$defs": {"it": {"const": 2}}}}}, "2"),
 ]
 """And what the answer is, without spaces."""
 

@@ -5,11 +5,11 @@ import logging
 from functools import cache
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from edgekv import _native
 from edgekv.common.enums import MissReason
-from edgekv.prefix_cache.results import Miss, NearMiss
+from edgekv.prefix_cache.results import Miss
 
 log = logging.getLogger("edgekv")
 
@@ -61,7 +61,6 @@ class CachedTokens(Struct):
     """They have their cells; their rows come with the next decode."""
     spacing: int = 0
     """If snapshots are kept: tokens between two in the middle of a long prompt; 0: none there."""
-    nearly: NearMiss | None = None
     missed: Miss | None = None
     """Why there are no more; None: there are no more tokens."""
 
@@ -159,8 +158,6 @@ def _define_callbacks() -> None:
         out.ram, out.disk, out.remote, out.comes, out.spacing = cached.ram, cached.disk, cached.remote, cached.comes, cached.spacing
         if cached.missed is not None:
             out.missed, out.missed_at = 1 + list(MissReason).index(cached.missed.reason), cached.missed.at
-        if cached.nearly is not None:
-            out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = structs.astuple(cached.nearly)
 
     @callback("kept prefixes could not be loaded while the rest is computed", error=0)
     def edgekv_py_prefix_start(user):

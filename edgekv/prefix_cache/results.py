@@ -55,19 +55,6 @@ class Miss(NamedTuple):
     at: int
 
 
-class NearMiss(Struct, frozen=True):
-    """A stored chain went on for `n_lost` (at least 256) tokens from the first token that differed. Behind it both continue with the same tokens, so
-    the difference is an insertion such as a date, and not a new question."""
-
-    position: int
-    stored: int
-    """The chain's token there."""
-    asked: int
-    """The prompt's token there."""
-    n_lost: int
-    """At least: what is only on a remote server is not counted."""
-
-
 class Holds(Struct, eq=False):
     """Protects blocks from eviction until their rows are in place."""
 
@@ -104,7 +91,6 @@ class PrefixHit(Struct, frozen=True):
 
     pieces: tuple[BlockPiece, ...] = ()
     """In order, without gaps, from `n_have` on."""
-    nearly: NearMiss | None = None
     chain: tuple[Link, ...] = ()
     """Every block that was found, from the root on."""
     holds: Holds = field(default_factory=Holds)

@@ -1,4 +1,4 @@
-"""Finds the stored chain that goes furthest along a sequence of tokens, and near misses."""
+"""Finds the stored chain that goes furthest along a sequence of tokens, and why it goes no further."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,13 +9,10 @@ from msgspec.structs import replace
 from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Link, Reading, ReadWith, child_link, n_common, snapshot_link
 from edgekv.prefix_cache.place import Child, Place, Tier
-from edgekv.prefix_cache.results import KeptSnapshot, Miss, NearMiss, PrefixHit, pieces_up_to
+from edgekv.prefix_cache.results import KeptSnapshot, Miss, PrefixHit, pieces_up_to
 
 AHEAD = 512
 """Blocks of a chain that a far tier is asked for at once."""
-
-MOST_BELOW = 512
-"""Blocks to look at for the length of a chain's rest."""
 
 
 class ChainStep(Struct, frozen=True):
@@ -36,7 +33,6 @@ class Match(Struct, frozen=True, eq=False):
     places: tuple[Place, ...]
     """Those below RAM that were asked."""
     steps: tuple[ChainStep, ...] = ()
-    nearly: NearMiss | None = None
     missed: Miss | None = None
     """Why the chain goes no further; None: it has all."""
 
@@ -60,7 +56,7 @@ class Search:
         self._had: list[dict[bytes, bool]] = [{} for _ in tiers]
 
     def run(self) -> Match:
-        """The match, with the longest chain, whose steps except the last are whole blocks, and the near miss after it."""
+        """The match, with the longest chain, whose steps except the last are whole blocks."""
         ends = self._whole_blocks()
         n_whole = BLOCK_TOKENS * len(ends[0])
         rest = self._tokens[n_whole:]
@@ -83,9 +79,9 @@ class Search:
         position = n_whole + n_best
         if position == len(self._tokens):
             return replace(self._match, steps=best)
-        nearly = self._nearly(position, n_best, siblings)
-        why = MissReason.OTHER_SETTINGS if n_refused > n_best else MissReason.DIVERGED if nearly is not None else MissReason.COLD
-        return replace(self._match, steps=best, nearly=nearly, missed=Miss(why, position))
+        diverged = any(self._goes_on(child, n, self._tokens[position:]) for n, child in siblings if n == n_best)
+        why = MissReason.OTHER_SETTINGS if n_refused > n_best else MissReason.DIVERGED if diverged else MissReason.COLD
+        return replace(self._match, steps=best, missed=Miss(why, position))
 
     # ---- whole blocks: their keys follow from the tokens -----------------------------------------------------------------------------
 
@@ -128,37 +124,13 @@ class Search:
 
     # ---- near misses -----------------------------------------------------------------------------------------------------------------
 
-    def _nearly(self, position: int, n_best: int, siblings: list[tuple[int, Child]]) -> NearMiss | None:
-        """The near miss: the chain that continues furthest after the first token that differs, if both go on alike."""
-        asked, nearest, n_most = self._tokens[position:], None, BLOCK_TOKENS - 1
-        seen: set[bytes] = set()
-        for n, child in siblings:
-            if n < n_best or len(child.tokens) == n or child.link.key in seen:
-                continue
-            seen.add(child.link.key)
-            below = self._longest_below(child)
-            n_lost = len(child.tokens) - n + sum(len(one.tokens) for one in below)
-            if n_lost > n_most:
-                n_most, stored = n_lost, np.concatenate([child.tokens[n:], *(one.tokens for one in below[:1])])
-                nearest = NearMiss(position, int(stored[0]), int(asked[0]), n_lost) if goes_on_alike(stored, asked) else None
-        return nearest
-
-    def _longest_below(self, child: Child) -> list[Child]:
-        """The longest chain that follows a block, in RAM and on disk, among the first MOST_BELOW blocks."""
-        n_left = MOST_BELOW
-        longest: list[Child] = []
-        pending: list[tuple[Child, list[Child]]] = [(child, [])] if child.link.n == BLOCK_TOKENS else []
-        while pending and n_left:
-            parent, path = pending.pop()
-            children = (one for tier in self._tiers if not tier.far and tier.working for one in tier.children([parent.link.key])[0])
-            for one in {one.link.key: one for one in children}.values():
-                n_left -= 1
-                longer = [*path, one]
-                if sum(len(c.tokens) for c in longer) > sum(len(c.tokens) for c in longest):
-                    longest = longer
-                if one.link.n == BLOCK_TOKENS:
-                    pending.append((one, longer))
-        return longest
+    def _goes_on(self, child: Child, n: int, asked: np.ndarray) -> bool:
+        """Whether a block, in RAM or on disk, goes on for BLOCK_TOKENS or more behind its first n tokens, and like `asked` again: then these tokens are an
+        insertion such as a date, and no new question."""
+        rest = child.tokens[n:]
+        below = (one.tokens for tier in self._tiers if not tier.far and tier.working for one in tier.children([child.link.key])[0])
+        chains = [rest, *(np.concatenate([rest, more]) for more in below)] if len(rest) else []
+        return any(len(one) >= BLOCK_TOKENS and goes_on_alike(one, asked) for one in chains)
 
 
 def serving(children: Iterable[Child], readings: range, read_with: ReadWith, rounded: bool) -> list[Child]:

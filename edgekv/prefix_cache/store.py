@@ -93,7 +93,7 @@ class PrefixStore:
             pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, read, block))
         if missed is not None and missed.reason is MissReason.COLD and unreadable(self.places) is MissReason.TIER_DOWN:
             missed = Miss(MissReason.TIER_DOWN, missed.at)
-        hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), holds, None, missed)
+        hit = PrefixHit(tuple(pieces), tuple(step.link for step in match.steps), holds, None, missed)
         if match.goes_on is not None:
             hit = up_to_snapshot(hit, match, match.goes_on, self.ram)
         self._let_stay(hit)

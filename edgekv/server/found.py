@@ -28,10 +28,10 @@ def count(pieces: Sequence[BlockPiece]) -> CachedTokens:
     return cached
 
 
-def found(pieces: Sequence[BlockPiece], hit: PrefixHit, missed: Miss | None, slot: int | None = None) -> CachedTokens:
-    """Tokens of a hit's first pieces, why there are no more, the hit's near miss, and the slot's own tokens that stay."""
+def found(pieces: Sequence[BlockPiece], missed: Miss | None, slot: int | None = None) -> CachedTokens:
+    """Tokens of a hit's first pieces, why there are no more, and the slot's own tokens that stay."""
     cached = count(pieces)
-    cached.missed, cached.slot, cached.nearly = missed, slot, hit.nearly
+    cached.missed, cached.slot = missed, slot
     return cached
 
 

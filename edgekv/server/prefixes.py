@@ -185,7 +185,7 @@ class Prefixes:
             self._loading = wanted._replace(tokens=wanted.tokens.copy()), loading, prompt.media
         elif (n_good := loading.finish()) < len(pieces):
             pieces, missed = whole(pieces[:n_good], prompt.media), Miss(unreadable(store.places), pieces[n_good].first)
-        cached = found(pieces, hit, missed)
+        cached = found(pieces, missed)
         cached.comes = comes
         return cached
 
@@ -198,11 +198,11 @@ class Prefixes:
             kept = hit.snapshot
             if kept is None:
                 store.release(hit, 0)
-                return found((), hit, lost or hit.missed, goes_on)
+                return found((), lost or hit.missed, goes_on)
             try:
                 if (state := self._state(store, hit, kept)) is not None and self._placed(runtime, store, prompt, hit).finish() == len(hit.pieces):
                     runtime.tokens.put_snapshot(prompt.seq_id, kept.position if prompt.at is None else int(prompt.at[0, kept.position]), state)
-                    return found(hit.pieces, hit, lost or hit.missed, min(n_have, kept.position))
+                    return found(hit.pieces, lost or hit.missed, min(n_have, kept.position))
             except NativeError as error:  # the sequence is empty
                 log.warning("a kept snapshot cannot be used (%s); the prompt is read", error)
                 return CachedTokens(0, missed=Miss(MissReason.DAMAGED, 0))

@@ -64,14 +64,6 @@ typedef struct {
     int in_memory; /* nothing is written to disk or sent to a server */
 } edgekv_prefix_tokens;
 
-/* The first token in which a kept conversation differs from a prompt, if at least a block of the conversation follows; n_lost 0: no such token */
-typedef struct {
-    int position;
-    int stored;
-    int asked;
-    int n_lost;
-} edgekv_near_miss;
-
 /* why the tokens of a prompt were computed, from the first that was not found; edgekv.common.enums.MissReason says what each means */
 typedef enum {
     EDGEKV_MISS_NONE, /* all were found */
@@ -98,7 +90,6 @@ typedef struct {
     int remote;
     int comes;  /* 1: tokens that were put in have cells; their rows come with the next llama_decode() */
     int spacing; /* tokens between two snapshots in the middle of a long prompt; 0: it gets none */
-    edgekv_near_miss nearly;
     int missed;    /* an edgekv_miss_reason */
     int missed_at; /* the first token that it is about */
 } edgekv_cached_tokens;

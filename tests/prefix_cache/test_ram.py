@@ -5,6 +5,7 @@ import pytest
 from support.prefix_rows import BLOCK_BYTES, InSlot, conversation, exact, identity, reader
 from support.stores import n_restored, open_store, restore, save, save_through
 
+from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import Conversation, Reading
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.settings import StoreSettings
@@ -42,20 +43,18 @@ def test_near_miss_names_the_first_token_that_differs(tmp_path, ram_bytes):
     save_through(store, tokens)
     asked = tokens.copy()
     asked[40] += 1
-    nearly = restore(store, asked, 0, EXACT).nearly
-    assert (nearly.position, nearly.stored, nearly.asked) == (40, tokens[40], asked[40])
-    assert nearly.n_lost == 1960
+    assert restore(store, asked, 0, EXACT).missed == (MissReason.DIVERGED, 40)
     inserted = np.concatenate([tokens[:300], [1, 2, 3], tokens[300:]])
-    assert restore(store, inserted, 0, EXACT).nearly.n_lost == 1700
-    assert restore(store, conversation(500, 5, after=tokens[:512]), 0, EXACT).nearly is None, "another question is no insertion"
+    assert restore(store, inserted, 0, EXACT).missed == (MissReason.DIVERGED, 300)
+    assert restore(store, conversation(500, 5, after=tokens[:512]), 0, EXACT).missed == (MissReason.COLD, 512), "another question is no insertion"
 
 
 def test_no_near_miss_where_little_was_lost_or_nothing_differs():
     store, tokens = ram_store(), conversation(700)
     save(store, tokens)
-    assert restore(store, conversation(9, 1, after=tokens[:500]), 0, EXACT).nearly is None
-    assert restore(store, tokens[:500], 0, EXACT).nearly is None
-    assert restore(store, conversation(9, 1, after=tokens), 0, EXACT).nearly is None
+    assert restore(store, conversation(9, 1, after=tokens[:500]), 0, EXACT).missed == (MissReason.COLD, 500)
+    assert restore(store, tokens[:500], 0, EXACT).missed is None
+    assert restore(store, conversation(9, 1, after=tokens), 0, EXACT).missed == (MissReason.COLD, 700)
 
 
 @pytest.mark.parametrize(("n_blocks", "happens", "there"), [

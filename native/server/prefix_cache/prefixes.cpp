@@ -206,11 +206,6 @@ bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & 
     return false;
 }
 
-// a kept token as text for people; tokens of media have numbers below 0
-static std::string edgekv_piece(const llama_context * lctx, llama_token token) {
-    return token < 0 ? "[media]" : common_token_to_piece(lctx, token);
-}
-
 int edgekv_prefix_begin(
         const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others, int last_user) {
     edgekv_prefix_settle();
@@ -247,10 +242,6 @@ int edgekv_prefix_begin(
         }
         if (cached.comes) {
             the_cache().context.promised = { true, false, slot, &prompt, cached, {} };
-        }
-        if (const auto & nearly = cached.nearly; nearly.n_lost > 0) {
-            SRV_DBG("token %d was '%s' in it and is '%s' now\n",
-                    nearly.position, edgekv_piece(slot.lctx, nearly.stored).c_str(), edgekv_piece(slot.lctx, nearly.asked).c_str());
         }
     }
     edgekv_server::set_cached(slot.task, cached);

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 import threading
@@ -134,28 +133,13 @@ def _stamp(stat: os.stat_result) -> tuple[int, ...]:
 
 
 def _hash(descriptor: int, n_bytes: int) -> bytes:
-    """SHA-256 of the SHA-256 of each piece: processors have instructions for it, and pieces are hashed side by side. The threads
-    are daemons: unlike a pool's, they do not hold up the end of the process, and a large model takes them long."""
-    starts = range(0, n_bytes, PIECE_BYTES)
-    digests: list[bytes] = [b""] * len(starts)
-    failures: list[OSError] = []
-    next_piece = itertools.count()
+    """SHA-256 of the SHA-256 of each piece: processors have instructions for it, and pieces are hashed side by side. The threads of this pool
+    are daemons: unlike an executor's, they do not hold up the end of the process, and a large model takes them long."""
+    from multiprocessing.pool import ThreadPool  # most starts know the digest
 
-    def work() -> None:
-        try:
-            while not failures and (i := next(next_piece)) < len(starts):
-                digests[i] = _hash_piece(descriptor, starts[i])
-        except OSError as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, name="edgekv-digest", daemon=True) for _ in range(min(MOST_THREADS, os.cpu_count() or 1))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return hashlib.sha256(n_bytes.to_bytes(8, "little") + b"".join(digests)).digest()
+    with ThreadPool(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+        digests = b"".join(pool.imap(lambda first: _hash_piece(descriptor, first), range(0, n_bytes, PIECE_BYTES)))
+    return hashlib.sha256(n_bytes.to_bytes(8, "little") + digests).digest()
 
 
 def _hash_piece(descriptor: int, first: int) -> bytes:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Link, most_in_flight
 from edgekv.prefix_cache.files import first_bytes, open_file
-from edgekv.prefix_cache.format import BlockHeader, Refused, check_layers, decode_header, take_layers
+from edgekv.prefix_cache.format import BlockHeader, Refused, decode_header, read_layers
 from edgekv.prefix_cache.identity import PayloadLayout, RowLayout
 from edgekv.prefix_cache.place_rates import Rate
 
@@ -111,20 +111,12 @@ class BlockReader(Struct, frozen=True):
     header: BlockHeader
     rate: Rate
 
-    def read(self, layers: range, out: np.ndarray) -> int:
-        """Fill `out`; returns the number of bytes read. Raises Refused, OSError; FileNotFoundError also if another file has replaced it."""
-        if not self.header.link.rounded:
-            self._read(layers, out)
-            check_layers(out, self.header, layers)
-            return len(out)
-        starts = self.header.starts()
-        stored = np.empty(int(starts[layers.stop] - starts[layers.start]), np.uint8)
-        self._read(layers, stored)
-        take_layers(stored, self.header, layers, out)
-        return len(stored)
+    def read(self, layers: range, out: np.ndarray) -> bool:
+        """Fill `out`; True. Raises Refused, OSError; FileNotFoundError also if another file has replaced it."""
+        return read_layers(self.header, layers, out, self._read)
 
-    def _read(self, layers: range, out: np.ndarray) -> None:
-        began, start = time.monotonic(), int(self.header.starts()[layers.start])
+    def _read(self, start: int, out: np.ndarray) -> bool:
+        began = time.monotonic()
         with open_file(self.path) as file:
             if os.pread(file.fileno(), len(self.first), 0) != self.first:
                 raise FileNotFoundError(errno.ENOENT, "it was evicted, and other rows were written in its place", str(self.path))
@@ -135,6 +127,7 @@ class BlockReader(Struct, frozen=True):
                     raise Refused("it is truncated", damaged=True)
                 at += n
         self.rate.stored(at, time.monotonic() - began)
+        return True
 
 
 def open_block(path: Path, root: bytes, link: Link, layout: RowLayout | None, rate: Rate) -> BlockReader:

@@ -5,6 +5,7 @@ import itertools
 import json
 import struct
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 from msgspec import Struct
@@ -152,9 +153,21 @@ def _may_pack(layout: PayloadLayout, n_tokens: int, packed: tuple[int, ...]) -> 
     return all(0 <= n <= rows + codec.MOST_MORE for n, rows in zip(packed, np.diff(layout.layer_starts(n_tokens)).tolist()))
 
 
-def take_layers(stored: np.ndarray, header: BlockHeader, layers: range, out: np.ndarray) -> None:
-    """Fill `out` with the rows of some layers, from their bytes as the codec packed them, uint8 [bytes] both. Raises Refused if these are damaged."""
-    check_layers(stored, header, layers)
+def read_layers(header: BlockHeader, layers: range, out: np.ndarray, read: Callable[[int, np.ndarray], bool]) -> bool:
+    """Fill `out`, uint8 [bytes], with the rows of some layers, verified. `read(start, stored)` fills `stored` with a block's bytes from `start` on; False: it
+    cannot. Raises Refused if they are not those that were written."""
+    starts = header.starts()
+    stored = np.empty(int(starts[layers.stop] - starts[layers.start]), np.uint8) if header.link.rounded else out
+    if not read(int(starts[layers.start]), stored):
+        return False
+    _check(stored, header, layers)
+    if header.link.rounded:
+        _unpack(stored, header, layers, out)
+    return True
+
+
+def _unpack(stored: np.ndarray, header: BlockHeader, layers: range, out: np.ndarray) -> None:
+    """Fill `out` with the rows of some layers, from their bytes as the codec packed them."""
     assert isinstance(header.layout, RowLayout)
     places, starts = (at - at[layers.start] for at in (header.starts(), header.layout.layer_starts(header.link.n)))
     begins = begins_chain(header.root, header.link.parent)
@@ -166,8 +179,7 @@ def take_layers(stored: np.ndarray, header: BlockHeader, layers: range, out: np.
             raise Refused(f"the rows of layer {layer} are damaged: {error}", damaged=True) from None
 
 
-def check_layers(stored: np.ndarray, header: BlockHeader, layers: range) -> None:
-    """Raises Refused if the bytes of one of the layers are not those that were written. `stored`: of these layers, uint8 [bytes]."""
+def _check(stored: np.ndarray, header: BlockHeader, layers: range) -> None:
     starts = header.starts()
     first = int(starts[layers.start])
     for layer in layers:

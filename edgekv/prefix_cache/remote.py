@@ -20,16 +20,7 @@ from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import ConfigError
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link, snapshot_link
 from edgekv.prefix_cache.coming import ComingBlock
-from edgekv.prefix_cache.format import (
-    MOST_READ_WITH_BYTES,
-    BlockHeader,
-    Refused,
-    check_layers,
-    decode_header,
-    encode,
-    header_bytes,
-    take_layers,
-)
+from edgekv.prefix_cache.format import MOST_READ_WITH_BYTES, BlockHeader, Refused, decode_header, encode, header_bytes, read_layers
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.place import Child, Outage, Outcome, Place, covered_tails, log
 from edgekv.prefix_cache.place_rates import Rate, rounds
@@ -135,23 +126,14 @@ class RedisPlace(Place):
 
     def _fill(self, header: BlockHeader, first: bytes, layers: range, out: np.ndarray) -> bool:
         """Bounded by the time of a call, and by LEAST_RATE besides."""
-        starts = header.starts()
-        start, end = int(starts[layers.start]), int(starts[layers.stop])
         name = self._name_of(header.link)
-        stored = np.empty(end - start, np.uint8) if header.link.rounded else out
-        if not self._read(name, start, stored):
-            return False
         try:
-            if header.link.rounded:
-                take_layers(stored, header, layers, out)
-            else:
-                check_layers(out, header, layers)
+            return read_layers(header, layers, out, lambda start, stored: self._read(name, start, stored))
         except Refused as refused:
             now = self._ask(lambda: self._client.getrange(name, 0, len(first) - 1))
             if now == first:  # else it was evicted, and other rows were written in its place
                 self._refuse(header.link, refused)
             return False
-        return True
 
     def _read(self, name: str, start: int, out: np.ndarray) -> bool:
         """Fill `out`, uint8 [bytes], with those of a value from `start` on; False: they did not come in time, or are no longer there."""

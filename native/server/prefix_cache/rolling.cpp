@@ -82,7 +82,7 @@ std::vector<exchange> exchanges_of(const common_chat_msg_spans & spans) {
     std::vector<exchange> found;
     for (const auto & span : spans.spans) {
         if (span.role == COMMON_CHAT_ROLE_USER) {
-            found.push_back({ static_cast<int>(span.pos), false, false });
+            found.push_back({ static_cast<int>(span.pos) });
         }
     }
 
@@ -118,62 +118,43 @@ void pin(std::vector<exchange> & exchanges, const json & body) {
 
 int step_of(int n_ctx) { return std::max(1, n_ctx/STEPS); }
 
-// The ranges that leave a slot with n_tokens of a conversation to make room.
-std::vector<edgekv_run> leaving(const rolled_conversation & c, int n_tokens, int room, int n_ctx) {
-    const int excess = n_tokens + c.n_left + room - n_ctx;
+// the exchanges with a flag, by positions in the whole prompt, in order
+std::vector<edgekv_run> runs_of(const rolled_conversation & c, bool exchange::* flag) {
+    std::vector<edgekv_run> runs;
+    for (size_t i = 0; i + 1 < c.exchanges.size(); ++i) {
+        if (c.exchanges[i].*flag) {
+            runs.push_back({ c.exchanges[i].first, c.exchanges[i + 1].first - c.exchanges[i].first });
+        }
+    }
+
+    return runs;
+}
+
+// where a position in the whole prompt that has not left lies in the slot
+int in_slot(const rolled_conversation & c, int position) {
+    int at = position + (position == c.exchanges.back().first ? c.n_back : 0);
+    for (const auto & run : runs_of(c, &exchange::gone)) {
+        at -= run.first < position ? run.n : 0;
+    }
+
+    return at;
+}
+
+// Lets exchanges leave a slot with n_tokens of a conversation to make room. Returns them, by positions in the whole prompt.
+std::vector<edgekv_run> leave(rolled_conversation & c, int n_tokens, int room, int n_ctx) {
+    const int n_left = total(runs_of(c, &exchange::gone));
+    const int excess = n_tokens + n_left + room - n_ctx;
     const int step   = step_of(n_ctx);
-    int n_wanted = (excess + step - 1)/step*step - c.n_left;
+    int n_wanted = (excess + step - 1)/step*step - n_left;
     std::vector<edgekv_run> ranges;
     for (size_t i = 0; i + 1 < c.exchanges.size() && n_wanted > 0; ++i) {
-        if (!c.exchanges[i].stays) {
-            ranges.push_back({ c.exchanges[i].first, c.exchanges[i + 1].first - c.exchanges[i].first });
+        auto & one = c.exchanges[i];
+        if (!one.stays && !one.gone) {
+            one.gone = true;
+            ranges.push_back({ one.first, c.exchanges[i + 1].first - one.first });
             n_wanted -= ranges.back().n;
         }
     }
-
-    return ranges;
-}
-
-// Takes ranges, in order, out of a conversation.
-void take_out(rolled_conversation & c, const std::vector<edgekv_run> & ranges) {
-    for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
-        c.exchanges.erase(std::find_if(c.exchanges.begin(), c.exchanges.end(), [&](const exchange & e) { return e.first == range->first; }));
-        for (auto & e : c.exchanges) {
-            e.first -= e.first > range->first ? range->n : 0;
-        }
-    }
-    // translates to positions in the whole prompt, and merges neighbouring ranges
-    std::vector<edgekv_run> left = c.left;
-    for (auto range : ranges) {
-        for (const auto & before : c.left) {
-            range.first += before.first <= range.first ? before.n : 0;
-        }
-        c.n_left += range.n;
-        left.push_back(range);
-        c.gone.push_back(range);
-    }
-    std::sort(c.gone.begin(), c.gone.end(), [](const auto & a, const auto & b) { return a.first < b.first; });
-    std::sort(left.begin(), left.end(), [](const auto & a, const auto & b) { return a.first < b.first; });
-    c.left.clear();
-    for (const auto & range : left) {
-        if (!c.left.empty() && c.left.back().first + c.left.back().n == range.first) {
-            c.left.back().n += range.n;
-        } else {
-            c.left.push_back(range);
-        }
-    }
-}
-
-// Takes what came back out of a conversation again; it left before.
-std::vector<edgekv_run> take_back(rolled_conversation & c) {
-    std::vector<edgekv_run> ranges;
-    for (size_t i = 0; i + 1 < c.exchanges.size(); ++i) {
-        if (c.exchanges[i].back) {
-            ranges.push_back({ c.exchanges[i].first, c.exchanges[i + 1].first - c.exchanges[i].first });
-        }
-    }
-    c.exchanges.erase(std::remove_if(c.exchanges.begin(), c.exchanges.end(), [](const exchange & e) { return e.back; }), c.exchanges.end());
-    c.exchanges.back().first -= total(ranges);
 
     return ranges;
 }
@@ -182,13 +163,20 @@ int room_of(const server_task & task, int n_ctx) {
     return task.params.n_predict > 0 ? std::min(task.params.n_predict, step_of(n_ctx)) : n_ctx/ROOM;
 }
 
-json ranges_json(const std::vector<edgekv_run> & ranges) {
+// for a reply; neighbours that left are one range
+json ranges_json(const std::vector<edgekv_run> & runs, bool merged) {
     json listed = json::array();
-    for (const auto & range : ranges) {
-        listed.push_back(json::array({ range.first, range.n }));
+    int end = -1;
+    for (const auto & run : runs) {
+        if (merged && run.first == end) {
+            listed.back()[1] = listed.back()[1].get<int>() + run.n;
+        } else {
+            listed.push_back(json::array({ run.first, run.n }));
+        }
+        end = run.first + run.n;
     }
 
-    return { { "n", total(ranges) }, { "ranges", listed } };
+    return { { "n", total(runs) }, { "ranges", listed } };
 }
 
 }  // namespace
@@ -227,9 +215,11 @@ void roll_prompt(server_task & task, int n_ctx, const json & body) {
     pin(c.exchanges, body);
     const int n_tokens = task.n_tokens();
     const int room     = room_of(task, n_ctx);
-    auto ranges = leaving(c, n_tokens, room, n_ctx);
+    auto after  = c;
+    auto ranges = leave(after, n_tokens, room, n_ctx);
     if (!ranges.empty() && the_cache().moves && recalls()) {
-        ranges  = leaving(c, n_tokens, room + step_of(n_ctx), n_ctx);
+        after   = c;
+        ranges  = leave(after, n_tokens, room + step_of(n_ctx), n_ctx);
         c.whole = std::make_shared<llama_tokens>(task.tokens.get_tokens());
         c.n_messages = body.contains("messages") && body.at("messages").is_array() ? static_cast<int>(body.at("messages").size()) : 0;
     }
@@ -251,8 +241,8 @@ void roll_prompt(server_task & task, int n_ctx, const json & body) {
         if (the_cache().moves) {
             task.params.n_cache_reuse = MOVED_RUN;
         }
-        take_out(c, ranges);
-        SRV_INF("%d oldest tokens of a conversation of %d leave the context of %d\n", c.n_left, n_tokens, n_ctx);
+        c.exchanges = std::move(after.exchanges);
+        SRV_INF("%d oldest tokens of a conversation of %d leave the context of %d\n", total(ranges), n_tokens, n_ctx);
     }
     note_of(task.id).rolled = std::move(c);
 }
@@ -263,10 +253,15 @@ std::vector<edgekv_run> roll_ranges(int task, int n_tokens, int n_ctx) {
     }
     std::vector<edgekv_run> ranges;
     with_conversation(task, [&](rolled_conversation & c) {
-        ranges = take_back(c);
-        if (ranges.empty()) {
-            ranges = leaving(c, n_tokens, n_ctx/ROOM, n_ctx);
-            take_out(c, ranges);
+        if (c.n_back > 0) {  // what came back leaves first
+            ranges = { { in_slot(c, c.exchanges.back().first) - c.n_back, c.n_back } };
+            c.n_back = 0;
+            return;
+        }
+        const auto before = c;
+        ranges = leave(c, n_tokens, n_ctx/ROOM, n_ctx);
+        for (auto & range : ranges) {
+            range.first = in_slot(before, range.first);
         }
     });
     if (!ranges.empty()) {
@@ -278,34 +273,31 @@ std::vector<edgekv_run> roll_ranges(int task, int n_tokens, int n_ctx) {
 }
 
 void add_rolled(json & usage, const rolled_conversation & c) {
-    if (c.n_left > 0) {
-        usage["left"] = ranges_json(c.left);
+    if (const auto left = runs_of(c, &exchange::gone); !left.empty()) {
+        usage["left"] = ranges_json(left, true);
     }
-    if (!c.back.empty()) {
-        usage["back"] = ranges_json(c.back);
-        usage["back"]["before"] = c.exchanges.back().first + c.n_left - total(c.back);
+    if (const auto back = runs_of(c, &exchange::back); !back.empty()) {
+        usage["back"] = ranges_json(back, false);
+        usage["back"]["before"] = c.exchanges.back().first;
     }
 }
 
 gone_exchanges gone_of(int task) {
     const auto c = known_of(task).rolled;
-    if (!c.whole || c.gone.empty()) {
+    const auto gone = runs_of(c, &exchange::gone);
+    if (!c.whole || gone.empty()) {
         return {};
     }
     const int turn = c.exchanges.back().first;
-    return { c.whole, c.gone, turn + c.n_left - total(c.back), turn, c.n_messages };
+    return { c.whole, gone, turn, in_slot(c, turn), c.n_messages };
 }
 
 void came_back(int task, const std::vector<edgekv_run> & ranges) {
     with_conversation(task, [&](rolled_conversation & c) {
-        c.back = ranges;
-        auto newest = c.exchanges.back();
-        c.exchanges.pop_back();
-        for (const auto & range : ranges) {
-            c.exchanges.push_back({ newest.first, false, true });
-            newest.first += range.n;
+        for (auto & one : c.exchanges) {
+            one.back = std::any_of(ranges.begin(), ranges.end(), [&](const auto & range) { return range.first == one.first; });
         }
-        c.exchanges.push_back(newest);
+        c.n_back = total(ranges);
     });
 }
 

@@ -13,20 +13,18 @@
 namespace edgekv_server {
 
 struct exchange {
-    int  first;  // position of the user's message
-    bool stays;
-    bool back = false;  // it left, and came back
+    int  first;  // where the user's message begins in the whole prompt
+    bool stays = false;
+    bool gone  = false;  // it left the context
+    bool back  = false;  // it left, and came back
 };
 
-// the conversation of a task, as its slot has it
+// the conversation of a task
 struct rolled_conversation {
     std::vector<exchange> exchanges;  // none: nothing rolls
-    std::vector<edgekv_run> left;  // positions in the whole prompt, in order
-    int n_left = 0;
+    int n_back = 0;  // tokens in the slot that came back, before the newest exchange
     int n_messages = 0;  // of the request
     std::shared_ptr<const llama_tokens> whole;  // the whole prompt, if exchanges of it may come back
-    std::vector<edgekv_run> gone;  // exchanges that left, by positions in the whole prompt, in order
-    std::vector<edgekv_run> back;  // those of them that came back
 };
 
 // The spans of a prompt's messages: upstream's, or only those between user messages if upstream did not find each of these (it takes a

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Link, most_in_flight
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Link, most_in_flight
 from edgekv.prefix_cache.files import first_bytes, open_file
 from edgekv.prefix_cache.format import BlockHeader, Refused, decode_header, read_layers
 from edgekv.prefix_cache.identity import PayloadLayout, RowLayout
@@ -92,13 +92,6 @@ class ComingBlock:
         """Read all into its buffer, some layers at a time; whether it can be used."""
         self.fetched = self.fetched or all(self.read(layers, flight) is not None for layers in layer_groups(self.layout, self.link.n))
         return self.fetched
-
-    def block(self) -> Block:
-        """Called once all rows were read and stay."""
-        assert self.payload is not None
-        payload = self.payload.view()
-        payload.flags.writeable = False
-        return Block(self.link, self.tokens, payload)
 
 
 class BlockReader(Struct, frozen=True):

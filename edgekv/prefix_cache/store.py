@@ -156,7 +156,7 @@ class PrefixStore:
         if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self.ram:
             return
         if self.settings.ram_bytes and self._make_room(block.n_bytes, chain, None):
-            self._put(KeptBlock(block.link, block.tokens, block.layout, block.block().payload))
+            self._put(KeptBlock(block.link, block.tokens, block.layout, block.payload))
             self.ram.below.add(block.link.key)
 
     def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[KeptBlock | ComingBlock, str] | None]:

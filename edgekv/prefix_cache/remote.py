@@ -9,7 +9,7 @@ All names are in hexadecimal, ROOT is the model identity's. Everything has a tim
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from time import monotonic
 from typing import Any, TypeVar
@@ -233,14 +233,11 @@ class RedisPlace(Place):
         if not self.working:
             return None
         try:
-            return self._wait(self._pool.submit(question), self._timeout_s)
+            future = self._pool.submit(question)
         except RuntimeError:  # closed meanwhile
             return None
-
-    def _wait(self, future: Future[T], timeout_s: float) -> T | None:
-        """Bound the sum of reads: redis-py bounds each read alone, which a server that answers byte by byte never exceeds."""
-        done = self._try(lambda: (future.result(timeout_s),), self._asking)
-        return None if done is None else done[0]
+        # redis-py bounds each read alone, which a server that answers byte by byte never exceeds; this bounds their sum
+        return self._try(lambda: future.result(self._timeout_s), self._asking)
 
     def _try(self, call: Callable[[], T], outage: Outage) -> T | None:
         """The result of `call`. A failure is an outage of the server, or, if the server only refuses, the named one."""
@@ -250,19 +247,15 @@ class RedisPlace(Place):
             answer = call()
         except exceptions.ResponseError as error:  # full, read-only or forbidden
             outage.failed(f"refuses: {_first_line(error)}")
-        except (FutureTimeout, exceptions.TimeoutError):
-            self._failed(f"does not answer within {self._timeout_s:g} s")
         except Exception as error:  # whatever redis-py raises for a broken server's answer is a miss, never an error
-            self._failed(f"cannot be used ({_first_line(error)})")
+            late = isinstance(error, (FutureTimeout, exceptions.TimeoutError))
+            self._asking.failed(f"does not answer within {self._timeout_s:g} s" if late else f"cannot be used ({_first_line(error)})")
+            self._disconnect()
         else:
             self._asking.succeeded()
             outage.succeeded()
             return answer
         return None
-
-    def _failed(self, why: str) -> None:
-        self._asking.failed(why)
-        self._disconnect()
 
     def _disconnect(self) -> None:
         """Close the connections, so that waiting threads get an error."""

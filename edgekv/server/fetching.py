@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
@@ -24,7 +26,7 @@ EXPECTED_S = 60.0
 
 
 class Fetch:
-    """The fetch of one prompt. The decoding thread makes it and polls it; any thread may leave it."""
+    """The fetch of one prompt, for the decoding thread."""
 
     def __init__(self, asked: Conversation, store: PrefixStore, look_up: Callable[[], PrefixHit], worth: Callable[[PrefixHit], int],
                  alone: bool = False):
@@ -33,7 +35,7 @@ class Fetch:
         self.asked, self._alone = asked, alone
         self._store, self._look_up, self._worth = store, look_up, worth
         self._found: Future[PrefixHit] = Future()
-        self._left, self._leaving = False, threading.Lock()
+        self._left = False
         self._thread = threading.Thread(target=self._run, name="edgekv-fetch", daemon=True)
         self._thread.start()
 
@@ -46,10 +48,9 @@ class Fetch:
         return self._found.result()
 
     def leave(self) -> None:
-        """Give the result up, once at most."""
-        if self._leaving.acquire(blocking=False):  # and nobody releases it
-            self._left = True
-            self._found.add_done_callback(lambda found: self._store.release(found.result()))
+        """Give the result up, once."""
+        self._left = True
+        self._found.add_done_callback(lambda found: self._store.release(found.result()))
 
     def join(self) -> None:
         self._thread.join()
@@ -66,50 +67,37 @@ class Fetch:
 
 
 class Expected:
-    """Fetches of prompts that wait for a slot. The decoding thread calls it; a timer gives up what nobody takes."""
+    """Fetches of prompts that wait for a slot. For the decoding thread. What is too old is given up when the next prompt comes: only then room is needed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._fetches: dict[Fetch, threading.Timer] = {}  # the oldest first
+        self._fetches: deque[tuple[Fetch, float]] = deque()  # and until when they are held, the oldest first
 
     def has_more_of(self, asked: Conversation) -> bool:
         """Whether a fetch brings the first block of a prompt, or more."""
-        with self._lock:
-            return any(fetch.asked.has_more_of(asked, 0) for fetch in self._fetches)
+        self._leave_old()
+        return any(fetch.asked.has_more_of(asked, 0) for fetch, _ in self._fetches)
 
     def add(self, fetch: Fetch) -> None:
         """Hold a fetch until `take`, for EXPECTED_S at most. The oldest of more than MOST_EXPECTED is given up."""
-        timer = threading.Timer(EXPECTED_S, self.give_up, [fetch])
-        timer.daemon = True
-        with self._lock:
-            self._fetches[fetch] = timer
-            oldest = next(iter(self._fetches)) if len(self._fetches) > MOST_EXPECTED else None
-        timer.start()
-        if oldest is not None:
-            self.give_up(oldest)
+        self._fetches.append((fetch, time.monotonic() + EXPECTED_S))
+        self._leave_old()
 
     def take(self, asked: Conversation) -> Fetch | None:
         """The fetch of this prompt, which the caller leaves or uses from now on."""
-        with self._lock:
-            fetch = next((one for one in self._fetches if one.asked.same(asked)), None)
-        return fetch if fetch is not None and self._remove(fetch) else None
-
-    def give_up(self, fetch: Fetch) -> None:
-        """Leave a fetch, unless it was taken."""
-        if self._remove(fetch):
-            fetch.leave()
+        self._leave_old()
+        found = next((one for one in self._fetches if one[0].asked.same(asked)), None)
+        if found is None:
+            return None
+        self._fetches.remove(found)
+        return found[0]
 
     def close(self) -> list[Fetch]:
         """Give all up; returns them."""
-        fetches = list(self._fetches)
+        fetches = [fetch for fetch, _ in self._fetches]
         for fetch in fetches:
-            self.give_up(fetch)
+            fetch.leave()
         return fetches
 
-    def _remove(self, fetch: Fetch) -> bool:
-        """False: it was taken, or given up."""
-        with self._lock:
-            timer = self._fetches.pop(fetch, None)
-        if timer is not None:
-            timer.cancel()
-        return timer is not None
+    def _leave_old(self) -> None:
+        while self._fetches and (len(self._fetches) > MOST_EXPECTED or self._fetches[0][1] < time.monotonic()):
+            self._fetches.popleft()[0].leave()

@@ -13,8 +13,6 @@ arXiv:2310.07240, which takes differences from an anchor token and an arithmetic
 """
 
 import zlib
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -48,22 +46,12 @@ class Unpackable(Exception):
     """Raised for bytes that no part packs to."""
 
 
-class _Part(NamedTuple):
-    """Where a part's rows lie in the rows of a layer."""
-
-    first: int
-    end: int
-    row_bytes: int
-    value: bool
-
-
 def pack_layer(rows: np.ndarray, layout: RowLayout, layer: int, n_tokens: int, begins: bool) -> bytes:
     """Rows of one layer, uint8 [bytes], in f16, rounded and packed. begins: the block begins a chain. Rows that are not finite numbers, or that
     would not shrink, stay as they are."""
     packed = []
-    for part in _parts(layout, layer, n_tokens):
-        one = rows[part.first : part.end].reshape(n_tokens, part.row_bytes)
-        small = _pack_v(one) if part.value else _pack_k(one, min(FIRST_RAW, n_tokens) if begins else 0)
+    for one, value in _parts(rows, layout, layer, n_tokens):
+        small = _pack_v(one) if value else _pack_k(one, min(FIRST_RAW, n_tokens) if begins else 0)
         packed.append(small if small is not None and len(small) <= one.size else bytes([RAW]) + one.tobytes())
     return b"".join(len(one).to_bytes(4, "little") + one for one in packed)
 
@@ -71,28 +59,25 @@ def pack_layer(rows: np.ndarray, layout: RowLayout, layer: int, n_tokens: int, b
 def unpack_layer(packed: memoryview, layout: RowLayout, layer: int, n_tokens: int, begins: bool, out: np.ndarray) -> None:
     """Fill `out`, uint8 [bytes of the layer's rows]. Raises Unpackable for damaged bytes."""
     at = 0
-    for part in _parts(layout, layer, n_tokens):
+    for rows, value in _parts(out, layout, layer, n_tokens):
         n = int.from_bytes(packed[at : at + 4], "little")
         one, at = packed[at + 4 : at + 4 + n], at + 4 + n
-        rows = out[part.first : part.end].reshape(n_tokens, part.row_bytes)
         if len(one) != n or not n:
             raise Unpackable("a part is cut short")
         if one[0] == RAW and n == rows.size + 1:
             rows[:] = np.frombuffer(one[1:], np.uint8).reshape(rows.shape)
-        elif one[0] == (ROUNDED_V if part.value else ROUNDED_K) and part.row_bytes % 2 == 0:
-            _unpack_v(one[1:], rows) if part.value else _unpack_k(one[1:], min(FIRST_RAW, n_tokens) if begins else 0, rows)
+        elif one[0] == (ROUNDED_V if value else ROUNDED_K) and rows.shape[1] % 2 == 0:
+            _unpack_v(one[1:], rows) if value else _unpack_k(one[1:], min(FIRST_RAW, n_tokens) if begins else 0, rows)
         else:
             raise Unpackable("it is no part")
     if at != len(packed):
         raise Unpackable("bytes are left over")
 
 
-def _parts(layout: RowLayout, layer: int, n_tokens: int) -> Iterator[_Part]:
-    first = 0
-    for value, row_bytes in enumerate((layout.k_bytes[layer], layout.v_bytes[layer])):
-        if row_bytes:
-            yield _Part(first, first + row_bytes * n_tokens, row_bytes, bool(value))
-        first += row_bytes * n_tokens
+def _parts(rows: np.ndarray, layout: RowLayout, layer: int, n_tokens: int) -> list[tuple[np.ndarray, bool]]:
+    """K and V in the rows of a layer, uint8 [token, bytes] in place, and whether it is V; those that there are."""
+    first = n_tokens * layout.k_bytes[layer]
+    return [(part.reshape(n_tokens, -1), value) for part, value in ((rows[:first], False), (rows[first:], True)) if len(part)]
 
 
 def _pack_k(rows: np.ndarray, n_raw: int) -> bytes | None:

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -66,8 +67,8 @@ class FolderPlace:
         self._stuck: set[Path] = set()  # what this user may not remove
         self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # by key, of what room was asked for
         self._latest: dict[bytes, int] = {}  # keys of the chain used last, and its times in ns
-        self._lock = threading.Lock()  # of the three below
-        self._tokens: OrderedDict[bytes, np.ndarray] = OrderedDict()
+        self._known_tokens = lru_cache(REMEMBERED)(self._tokens_of)
+        self._lock = threading.Lock()  # of the two below
         self._refused: set[Path] = set()
         self._theirs: set[Path] = set()  # files of other users or programs among these, which are never written over
         self._pool = ThreadPoolExecutor(N_READERS, thread_name_prefix="edgekv-read")
@@ -107,8 +108,8 @@ class FolderPlace:
         if not self.working:
             return []
         folder = self._folder / self._root.hex() / parent.hex()
-        links = self._read(folder, lambda _: links_below(self._folder, self._root, parent))
-        found = ((link, self._tokens_of(link)) for link in links or () if link.snapshot is snapshots)
+        links = self._read(folder, partial(links_below, self._folder, self._root, parent)) or []
+        found = ((link, self._read(self._path(link), partial(self._known_tokens, link))) for link in links if link.snapshot is snapshots)
         return [Child(link, tokens) for link, tokens in found if tokens is not None]
 
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
@@ -122,21 +123,20 @@ class FolderPlace:
         if copy is None:
             return None
         path = self._path(copy)
-        reader = self._read(path, lambda path: open_block(path, self._root, copy, self._identity.layout, self._rate))
+        reader = self._read(path, partial(open_block, path, self._root, copy, self._identity.layout, self._rate))
         if reader is None:
             return None
         self._reading.succeeded()
         header = reader.header
-        self._remember(link.key, header.tokens)
         return ComingBlock(header.link, header.tokens, header.layout,
-                           lambda layers, out: self._read(path, lambda _: reader.read(layers, out)) is not None, self._rate)
+                           lambda layers, out: self._read(path, partial(reader.read, layers, out)) is not None, self._rate)
 
-    def _read(self, path: Path, read: Callable[[Path], T]) -> T | None:
+    def _read(self, path: Path, read: Callable[[], T]) -> T | None:
         """The result of `read` on a file; None if it is gone, refused or unreadable."""
         if path in self._refused:
             return None
         try:
-            return read(path)
+            return read()
         except FileNotFoundError:
             return None
         except Refused as refused:
@@ -148,27 +148,12 @@ class FolderPlace:
                 self._reading.failed(_why(error))
         return None
 
-    def _tokens_of(self, link: Link) -> np.ndarray | None:
-        with self._lock:
-            if link.key in self._tokens:
-                self._tokens.move_to_end(link.key)
-                return self._tokens[link.key]
-        def read(path: Path) -> np.ndarray:
-            header = read_header(path)
-            if header.link != link or header.root != self._root:
-                raise Refused("it is another block than its name says", damaged=True)
-            return header.tokens
-
-        tokens = self._read(self._path(link), read)
-        if tokens is not None:
-            self._remember(link.key, tokens)
-        return tokens
-
-    def _remember(self, key: bytes, tokens: np.ndarray) -> None:
-        with self._lock:
-            self._tokens[key] = tokens
-            if len(self._tokens) > REMEMBERED:
-                self._tokens.popitem(last=False)
+    def _tokens_of(self, link: Link) -> np.ndarray:
+        """Raises Refused, OSError."""
+        header = read_header(self._path(link))
+        if header.link != link or header.root != self._root:
+            raise Refused("it is another block than its name says", damaged=True)
+        return header.tokens
 
     def _skip(self, path: Path, error: OSError) -> None:
         with self._lock:
@@ -274,7 +259,6 @@ class FolderPlace:
                 self.stats.n_written_bytes += n_bytes
             else:
                 self._used(copy)
-            self._remember(block.link.key, block.tokens)
             if not block.link.snapshot:
                 self._drop_tails(block, rounded)
         except OSError as error:

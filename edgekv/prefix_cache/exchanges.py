@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgekv.prefix_cache.blocks import Conversation, Reading
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -58,8 +58,7 @@ class Exchanges:
     def insert(self, of: Conversation, readings: np.ndarray, blocks: Sequence[np.ndarray], record: Record) -> None:
         """Keep an exchange. `blocks`: its rows in parts of BLOCK_TOKENS, each uint8 [layout.block_bytes(n)]; the others as in `PrefixStore.insert`."""
         self._records[of.root] = record
-        left = iter(blocks)
-        saved = self.store.insert(of, readings, lambda first, n: next(left))
+        saved = self.store.insert(of, readings, lambda first, n: blocks[first // BLOCK_TOKENS])
         if saved.n_left_out == 0:
             self.store.insert_snapshot(of, readings, record.payload())
 

@@ -60,6 +60,19 @@ def test_a_folder_knows_them_after_a_restart(tmp_path, n):
     store.close()
 
 
+def test_rows_that_a_folder_has_already_are_not_taken_for_later_ones(tmp_path):
+    """The process that wrote the first block was killed before it wrote the second."""
+    tokens = conversation(700)
+    store = open_store(tmp_path)
+    root = store.identity.chain_root("", "", "one")
+    keep(store, root, tokens[:BLOCK_TOKENS])
+    exchanges = keep(store, root, tokens)
+    hit = exchanges.find(Conversation(tokens, root), EXACT)
+    assert check_rows(hit, tokens, 0, EXACT) == 700
+    store.release(hit)
+    store.close()
+
+
 def test_a_record_outlives_its_rows():
     """RAM lets the rows go where it needs room; the exchange is still found, and read again."""
     tokens = conversation(40)

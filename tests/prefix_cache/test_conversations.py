@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.calls import watch
 from support.prefix_rows import conversation, identity
 from support.stores import open_store, restore, save, save_through
 
@@ -80,9 +81,7 @@ def test_what_was_not_noted_goes_with_what_it_follows(store, tmp_path):
 
 
 def test_what_waits_for_the_writer_is_not_written(store, tmp_path, monkeypatch):
-    place = store.places[0]
-    write = place.write
-    monkeypatch.setattr(place, "write", lambda block: (time.sleep(0.05), write(block))[1])
+    watch(monkeypatch, store.places[0], "write", lambda _block: time.sleep(0.05))
     saved = save(store, ONE)
     add_blocks(tmp_path, "a1", [link.key for link in saved.chain])
     delete(store, tmp_path, "a1")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.calls import watch
 
 from edgekv.common.errors import ModelError
 from edgekv.models import synth
@@ -40,8 +41,7 @@ def kept(tmp_path, monkeypatch) -> Path:
 def hashed(monkeypatch) -> list[int]:
     """The offset of each piece that is hashed."""
     calls: list[int] = []
-    hash_piece = digests._hash_piece
-    monkeypatch.setattr(digests, "_hash_piece", lambda descriptor, first: (calls.append(first), hash_piece(descriptor, first))[1])
+    watch(monkeypatch, digests, "_hash_piece", lambda _, first: calls.append(first))
     return calls
 
 
@@ -110,14 +110,11 @@ def test_what_was_written_just_now_is_not_remembered(path, kept, hashed, tmp_pat
 
 
 def test_a_file_that_is_still_written_has_none(path, kept, tmp_path, monkeypatch):
-    hash_piece = digests._hash_piece
-
-    def write_meanwhile(descriptor: int, first: int) -> bytes:
+    def write_meanwhile(*_: object) -> None:
         with path.open("ab") as file:
             file.write(b"x")
-        return hash_piece(descriptor, first)
 
-    monkeypatch.setattr(digests, "_hash_piece", write_meanwhile)
+    watch(monkeypatch, digests, "_hash_piece", write_meanwhile)
     with pytest.raises(ModelError, match="changed while it was read"):
         digest_of_model(path, kept)
 

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.calls import Held
 from support.faulty import theirs
 from support.prefix_rows import conversation, identity
 from support.stores import n_restored, open_store, restore, save, save_through
@@ -140,16 +141,14 @@ def test_a_folder_that_vanishes_is_made_anew(tmp_path, caplog):
 
 
 def test_when_the_writer_is_behind_the_bound_of_ram_holds(tmp_path, monkeypatch):
-    slow = threading.Event()
-    write_file = folder_module.write_file
-    monkeypatch.setattr(folder_module, "write_file", lambda *arguments: (slow.wait(30), write_file(*arguments))[1])
+    slow = Held(monkeypatch, folder_module, "write_file")
     store = open_store(tmp_path, ram_bytes=60_000)
     for seed in range(4):
         save(store, conversation(600, seed))
         assert store.stats().ram.n_bytes <= 60_000
-    assert store.stats().n_dropped and not slow.is_set()
+    assert store.stats().n_dropped
     assert n_restored(store, conversation(600, 3)) == 600
-    slow.set()
+    slow.go_on.set()
     assert store.flush(20)
     assert n_restored(open_store(tmp_path), conversation(600, 3)) == 600
 

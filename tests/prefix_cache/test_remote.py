@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support import stores
+from support.calls import watch
 from support.prefix_rows import check_rows, conversation, identity
 from support.redis_server import RedisServer, free_port
 from support.stores import n_restored
@@ -33,12 +34,12 @@ def open_store(url: str, **more) -> PrefixStore:
 @pytest.mark.parametrize("readings", [[EXACT] * 1300, [EXACT] * 600 + [SAMPLED] * 700], ids=["exact", "sampled at its end"])
 @pytest.mark.parametrize("near", [0, 600], ids=["all of it is far", "its beginning is in RAM"])
 def test_a_server_is_asked_once_for_each_label_of_a_chain(server, monkeypatch, readings, near):
-    tokens, asked, have, children = conversation(1300), [], RedisPlace.have, RedisPlace.children
+    tokens, asked = conversation(1300), []
     save(open_store(server.url), tokens, readings)
     other = open_store(server.url)
     n_restored(other, tokens[:near], 0, SPARSE)
-    monkeypatch.setattr(RedisPlace, "have", lambda place, links: (asked.append(len(links)), have(place, links))[1])
-    monkeypatch.setattr(RedisPlace, "children", lambda place, of, snapshots=False: pytest.fail("of a model of rows") if snapshots else children(place, of))
+    watch(monkeypatch, RedisPlace, "have", lambda _, links: asked.append(len(links)))
+    watch(monkeypatch, RedisPlace, "children", lambda _, _of, snapshots=False: snapshots and pytest.fail("of a model of rows"))
     assert n_restored(other, tokens, 0, SPARSE) == 1300
     assert len(asked) == len(set(readings)), asked
 

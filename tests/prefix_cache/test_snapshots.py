@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.calls import watch
 from support.prefix_rows import BLOCK_BYTES, conversation, exact, reader, state
 from support.stores import open_store, restore, save, snapshots_in
 
@@ -68,9 +69,7 @@ def test_a_long_prompt_asks_a_far_server_once(server, monkeypatch: pytest.Monkey
     tokens = conversation(20 * 256)
     keep(open_store(url=server.url, url_timeout_s=20.0), tokens, 300)
     store, asked = open_store(url=server.url, url_timeout_s=20.0), []
-    place = store.places[0]
-    works = place.children
-    monkeypatch.setattr(place, "children", lambda parents, snapshots=False: (snapshots and asked.append(len(parents))) or works(parents, snapshots))
+    watch(monkeypatch, store.places[0], "children", lambda parents, snapshots=False: snapshots and asked.append(len(parents)))
     assert found(store, tokens) == (300, "remote") and asked == [20]
 
 

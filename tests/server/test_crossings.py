@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from support.calls import watch
 from support.clients import Endpoint
 from support.prefix_server import conversation, serve, sources
 
@@ -17,21 +18,10 @@ from edgekv.server.server import Server
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter:
     counted: Counter = Counter()
-
-    def count(where: object, name: str) -> None:
-        function = getattr(where, name)
-
-        def call(*arguments, **more):
-            counted[name] += 1
-            return function(*arguments, **more)
-
-        monkeypatch.setattr(where, name, call)
-
-    for verb in ("match", "load", "start", "release", "insert"):
-        count(Prefixes, verb)
-    count(PrefixStore, "match_prefix")
-    for function in ("add_tokens", "write_tokens"):
-        count(token_rows, function)
+    of = {Prefixes: ("match", "load", "start", "release", "insert"), PrefixStore: ("match_prefix",), token_rows: ("add_tokens", "write_tokens")}
+    for where, names in of.items():
+        for name in names:
+            watch(monkeypatch, where, name, lambda *_, name=name, **__: counted.update([name]))
     return counted
 
 
@@ -80,10 +70,9 @@ def test_settings_that_change_meanwhile_pass_for_no_tokens(tiny, monkeypatch):
     """The rows of a sequence, the name of its settings and what it accepts go by the options of one moment."""
     named: list[object] = []
     same: list[bool] = []
-    works, accepts, keeps = prefixes.read_with, prefixes.accepted, prefixes.kept_tokens
-    monkeypatch.setattr(prefixes, "read_with", lambda options, codec: (named.append(options), works(options, codec))[1])
-    monkeypatch.setattr(prefixes, "accepted", lambda options, codec: (same.append(options is named[-1]), accepts(options, codec))[1])
-    monkeypatch.setattr(prefixes, "kept_tokens", lambda run, options, held: (same.append(options is named[-1]), keeps(run, options, held))[1])
+    watch(monkeypatch, prefixes, "read_with", lambda options, _codec: named.append(options))
+    watch(monkeypatch, prefixes, "accepted", lambda options, _codec: same.append(options is named[-1]))
+    watch(monkeypatch, prefixes, "kept_tokens", lambda _run, options, _held: same.append(options is named[-1]))
     with serve(tiny) as server:
         sources(server, conversation(1, 600))
         Endpoint(server).seconds_until_idle(60)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 from support import prefix_server
+from support.calls import Held, watch
 from support.clients import send, until
 from support.prefix_server import EXACT, apart, ask, n_read
 from support.redis_server import RedisServer
@@ -51,23 +52,6 @@ def fetches() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "edgekv-fetch"]
 
 
-class Held:
-    """A shared server that answers only when it may."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str):
-        self.go_on, self.asked = threading.Event(), threading.Event()
-        self.threads: list[str] = []
-        works = getattr(RedisPlace, what)
-
-        def hold(place: RedisPlace, *arguments):
-            self.threads.append(threading.current_thread().name)
-            self.asked.set()
-            self.go_on.wait(60)
-            return works(place, *arguments)
-
-        monkeypatch.setattr(RedisPlace, what, hold)
-
-
 WHATS = pytest.mark.parametrize("what", ["have", "open", "_fill"], ids=["the question", "the headers", "the rows"])
 
 
@@ -80,9 +64,9 @@ def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, 
     with serve(tiny, shared, kv) as server, ThreadPoolExecutor(2) as pool:
         running = pool.submit(ask, server, apart(2, 30), 400, id_slot=0)
         until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
-        held = Held(monkeypatch, what)
+        held = Held(monkeypatch, RedisPlace, what)
         comes = pool.submit(ask, server, apart(1), id_slot=1)
-        assert held.asked.wait(30)
+        assert held.begun.wait(30)
         assert len(running.result(100)["tokens"]) == 400 and not comes.done()
         time.sleep(0.2)  # no answer runs now, and the prompt waits for its own rows
         assert len(ask(server, apart(3, 30), 20, id_slot=0)["tokens"]) == 20 and not comes.done()
@@ -97,11 +81,11 @@ def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
     first = keep(tiny, shared)
     monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)
     with prefix_server.serve(tiny, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
-        held = Held(monkeypatch, "_fill")
+        held = Held(monkeypatch, RedisPlace, "_fill")
         running = pool.submit(ask, server, apart(2, 30), 1500)
         until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
         waits = pool.submit(ask, server, apart(1))
-        assert held.asked.wait(30)
+        assert held.begun.wait(30)
         held.go_on.set()
         until(lambda: not fetches())
         assert not running.done(), "the rows are here before the slot is free"
@@ -115,10 +99,10 @@ def test_a_client_that_leaves_leaves_nothing_behind(tiny, shared, monkeypatch):
     """A client that leaves frees its slot, its hold in RAM and its fetch."""
     first = keep(tiny, shared)
     with serve(tiny, shared) as server:
-        held = Held(monkeypatch, "_fill")
+        held = Held(monkeypatch, RedisPlace, "_fill")
         client = http.client.HTTPConnection(server.url.removeprefix("http://"))
         client.request("POST", "/completion", json.dumps({"prompt": apart(1), "n_predict": 4}), {"Content-Type": "application/json"})
-        assert held.asked.wait(30) and len(fetches()) == 1
+        assert held.begun.wait(30) and len(fetches()) == 1
         client.close()
         until(lambda: not server.prefixes._fetches)  # every answer of /slots lets the server look a second later whether its clients are there
         held.go_on.set()
@@ -134,9 +118,9 @@ def test_a_server_ends_while_it_fetches(tiny, shared, monkeypatch, what):
     keep(tiny, shared)
     with ThreadPoolExecutor(1) as pool:
         with serve(tiny, shared) as server:
-            held = Held(monkeypatch, what)
+            held = Held(monkeypatch, RedisPlace, what)
             comes = pool.submit(ask, server, apart(1))
-            assert held.asked.wait(30)
+            assert held.begun.wait(30)
             threading.Timer(0.5, held.go_on.set).start()
         assert comes.exception(60) is not None
     assert not fetches()
@@ -145,14 +129,8 @@ def test_a_server_ends_while_it_fetches(tiny, shared, monkeypatch, what):
 def test_two_that_begin_alike_are_fetched_once(tiny, shared, monkeypatch):
     keep(tiny, shared)
     monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)
-    works, filled = RedisPlace._fill, []
-
-    def fill(place, header, first, layers, out):
-        filled.append((header.link.key, layers))
-        time.sleep(0.05)
-        return works(place, header, first, layers, out)
-
-    monkeypatch.setattr(RedisPlace, "_fill", fill)
+    filled: list[tuple[bytes, range]] = []
+    watch(monkeypatch, RedisPlace, "_fill", lambda _place, header, _first, layers, _out: (filled.append((header.link.key, layers)), time.sleep(0.05)))
     with serve(tiny, shared) as server, ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda more: ask(server, [*apart(1), more]), (270, 280)))
     assert len(filled) == len(set(filled)) > 0

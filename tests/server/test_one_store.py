@@ -1,9 +1,9 @@
 """One store for the files of a model: no prompt waits for their digest, and a context that is loaded again finds what the one before kept."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.calls import Held
 from support.clients import Endpoint, send, shown_at, until
 from support.prefix_server import conversation, serve, sources
 
@@ -13,8 +13,7 @@ from edgekv.server import identities
 
 def test_no_prompt_waits_for_the_digest_of_a_large_model(tiny, monkeypatch: pytest.MonkeyPatch, caplog):
     """Prompts before its end are read and not kept; the start waits for it, and the log says for what."""
-    read, digest = threading.Event(), digests.digest_of_model
-    monkeypatch.setattr(digests, "digest_of_model", lambda path: (read.wait(60), digest(path))[1])
+    digest = Held(monkeypatch, digests, "digest_of_model")
     monkeypatch.setattr(identities, "LONG_S", 0.01)
     server = serve(tiny, n_slots=1)
     with ThreadPoolExecutor(1) as pool:
@@ -23,7 +22,7 @@ def test_no_prompt_waits_for_the_digest_of_a_large_model(tiny, monkeypatch: pyte
         usage = send(server.url, "/v1/completions", {"prompt": conversation(1, 300), "max_tokens": 1}).body["usage"]["edgekv"]
         assert usage["prefix_cache"]["reason"] == "model_unknown" and not server.prefixes.stats() and not starts.done()
         Endpoint(server).seconds_until_idle(60)  # it is over, and was not kept
-        read.set()
+        digest.go_on.set()
         starts.result(60)
     with server:
         assert sources(server, conversation(2, 300))["slot"] == 1 and sources(server, conversation(1, 300))["ram"] == 0

@@ -2,10 +2,9 @@
 
 import itertools
 import threading
-from typing import Any
 
-import numpy as np
 import pytest
+from support.calls import watch
 from support.clients import until
 from support.prefix_server import EXACT, ask, conversation, serve
 
@@ -48,13 +47,8 @@ def test_a_server_writes_when_its_answer_has_ended(tiny, monkeypatch: pytest.Mon
     """Two blocks of the prompt, and the rest with the answer; and none of it stays in RAM."""
     monkeypatch.setattr(writer, "PAUSE_S", 3600.0)
     monkeypatch.setattr(saving, "STILL_S", 3600.0)
-    read, at_work = HeldTokens.read, []
-
-    def noted(held: HeldTokens, *arguments: Any) -> np.ndarray:
-        at_work.append(native.pacing().n_running)
-        return read(held, *arguments)
-
-    monkeypatch.setattr(HeldTokens, "read", noted)
+    at_work: list[int] = []
+    watch(monkeypatch, HeldTokens, "read", lambda *_: at_work.append(native.pacing().n_running))
     with serve(tiny, EXACT, StoreSettings(folder=tmp_path)) as server:
         ask(server, conversation(1, 700), 60)
         until(lambda: server.prefixes.stats()[0].disk.n_blocks == 3)

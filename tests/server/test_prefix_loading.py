@@ -7,7 +7,6 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from support import prefix_server
 from support.arithmetic import Said, apart, bound_beside_others, check_near
+from support.calls import watch
 from support.clients import send
 from support.prefix_server import EXACT, SPARSE
 
@@ -108,23 +108,8 @@ def bound_of(server: Server, prompt: list[int], n: int) -> float:
     return bound
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[BlockReader, range], None]], None]:
-    """`reads(call)`: `call` runs before rows are read."""
-    read = BlockReader.read
-
-    def before(call: Callable[[BlockReader, range], None]) -> None:
-        def wrapped(reader: BlockReader, layers: range, out: np.ndarray) -> int:
-            call(reader, layers)
-            return read(reader, layers, out)
-
-        monkeypatch.setattr(BlockReader, "read", wrapped)
-
-    return before
-
-
 @MODES
-def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, reads, kv):
+def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, monkeypatch, kv):
     """The last layer is held back until the first tokens of the rest were computed in the layers before it."""
     prompt = [*conversation(1), *conversation(2, n=40)]
     keep(model, kv, tmp_path, conversation(1), n_threads=2)
@@ -136,7 +121,7 @@ def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, reads
         assert runtime is not None and runtime.tokens.arrivals.can_wait
         computing = threading.Event()
 
-        def hold(_reader: BlockReader, layers: range) -> None:
+        def hold(_reader: BlockReader, layers: range, _out: np.ndarray) -> None:
             if layers.stop == N_LAYERS:
                 order.append("asked for the last layer")
                 # the rows of the rest, which the first layer stores when it is computed
@@ -148,7 +133,7 @@ def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, reads
                         break
                     deadline.wait(0.01)
 
-        reads(hold)
+        watch(monkeypatch, BlockReader, "read", hold)
         answer = ask(server, prompt)
         assert answer["timings"]["cache_n"] >= N - 1
     assert computing.is_set() and order[0] == "asked for the last layer"
@@ -205,7 +190,7 @@ def test_damage_in_a_prompt_that_is_kept_whole(model, tmp_path):
         assert ask(server, conversation(1))["timings"]["cache_n"] == 256
 
 
-def test_damage_while_another_answer_runs(model, tmp_path, reads):
+def test_damage_while_another_answer_runs(model, tmp_path, monkeypatch):
     """The request's token is in the batch that fails, and comes all the same."""
     prompt, other = [*conversation(1), *conversation(2, n=40)], conversation(5, n=300)
     keep(model, EXACT, tmp_path, conversation(1))
@@ -214,7 +199,7 @@ def test_damage_while_another_answer_runs(model, tmp_path, reads):
     with serve(model, EXACT, tmp_path, n_slots=2, n_ctx=4096) as server, ThreadPoolExecutor(1) as pool:
         ran = []
         running = pool.submit(ask, server, other, N_OTHER)
-        reads(lambda _reader, _layers: ran.append(not running.done()))
+        watch(monkeypatch, BlockReader, "read", lambda *_: ran.append(not running.done()))
         while not any(slot["is_processing"] and slot["n_decoded"] > 5 for slot in slots(server)):
             assert not running.done(), "an answer of so many tokens is too short for this machine"
             time.sleep(0.01)
@@ -239,7 +224,7 @@ def test_two_that_come_back_at_once(model, tmp_path):
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["the client leaves", "the server stops"])
-def test_an_end_in_the_middle(model, tmp_path, reads, stops):
+def test_an_end_in_the_middle(model, tmp_path, monkeypatch, stops):
     """Nothing waits, nothing in the folder changes, and the next request is answered. It begins behind all but the last token, where the
     rest was read though the client had left, or behind the loaded rows."""
     prompt = [*conversation(1), *conversation(2, n=40)]
@@ -248,13 +233,13 @@ def test_an_end_in_the_middle(model, tmp_path, reads, stops):
     stayed = {len(prompt) - 1: read_anew(model, EXACT, conversation(1), prompt, prompt), N: read_anew(model, EXACT, conversation(1), prompt)}
     asked, go_on = threading.Event(), threading.Event()
 
-    def hold(_reader: BlockReader, layers: range) -> None:
+    def hold(_reader: BlockReader, layers: range, _out: np.ndarray) -> None:
         if layers.stop == N_LAYERS:
             asked.set()
             go_on.wait(20)
 
     with serve(model, EXACT, tmp_path) as server:
-        reads(hold)
+        watch(monkeypatch, BlockReader, "read", hold)
         client = socket.create_connection(("127.0.0.1", server.port))
         body = json.dumps({"prompt": prompt, "n_predict": 100, "stream": True}).encode()
         client.sendall(b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
@@ -301,16 +286,15 @@ def test_a_thread_that_dies_in_the_middle_of_a_load(model, tmp_path, monkeypatch
     prompt = [*conversation(1), *conversation(2, n=40)]
     with serve(model, EXACT, None) as server:
         alone = ask(server, prompt, cache_prompt=False)["tokens"]
-    write, n_writes = Tokens.write, []
+    n_writes: list[int] = []
 
-    def die(*arguments) -> None:
+    def die(*_: object) -> None:
         n_writes.append(1)
         if len(n_writes) == 5:
             raise dies_of
-        write(*arguments)
 
     with serve(model, EXACT, tmp_path) as server:
-        monkeypatch.setattr(Tokens, "write", die)
+        watch(monkeypatch, Tokens, "write", die)
         answer = ask(server, prompt)
         assert answer["tokens"] == alone and len(n_writes) == 5
         assert answer["timings"]["cache_n"] == 0

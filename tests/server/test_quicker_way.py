@@ -2,7 +2,9 @@
 
 import logging
 import time
+from pathlib import Path
 
+from support.calls import watch
 from support.prefix_server import apart, ask, n_read, serve
 
 from edgekv.prefix_cache.coming import BlockReader
@@ -14,14 +16,8 @@ def test_a_place_that_crawls_is_not_waited_for_twice(tiny, tmp_path, monkeypatch
     with serve(tiny, store=store) as server:
         computed = [ask(server, apart(seed))["tokens"] for seed in (1, 2)]
         server.prefixes.flush()
-    read, reads = BlockReader.read, []
-
-    def crawl(block: BlockReader, *arguments) -> int:
-        reads.append(block.path)
-        time.sleep(0.5)
-        return read(block, *arguments)
-
-    monkeypatch.setattr(BlockReader, "read", crawl)
+    reads: list[Path] = []
+    watch(monkeypatch, BlockReader, "read", lambda block, *_: (reads.append(block.path), time.sleep(0.5)))
     caplog.set_level(logging.INFO, "edgekv")
     with serve(tiny, store=store) as server:
         ask(server, apart(4))

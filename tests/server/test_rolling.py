@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.calls import watch
 from support.clients import post, send
 from support.prefix_server import EXACT, SPARSE, serve
 
@@ -230,18 +231,8 @@ def test_rows_come_back_as_they_were_computed(tiny, monkeypatch):
     """V to the bit, and K turned to its new position."""
     taken: list[tuple[np.ndarray, Record, list[np.ndarray]]] = []
     put: list[tuple[int, np.ndarray]] = []
-    save, put_in = Exchanges.insert, recalling.Recall.put
-
-    def saving(self, of, readings, blocks, record, *more):
-        taken.append((of.tokens, record, blocks))
-        save(self, of, readings, blocks, record, *more)
-
-    def putting(self, held, gone, which):
-        put.append((len(held.tokens), gone.of(which)))
-        return put_in(self, held, gone, which)
-
-    monkeypatch.setattr(Exchanges, "insert", saving)
-    monkeypatch.setattr(recalling.Recall, "put", putting)
+    watch(monkeypatch, Exchanges, "insert", lambda _, of, _readings, blocks, record: taken.append((of.tokens, record, blocks)))
+    watch(monkeypatch, recalling.Recall, "put", lambda _, held, gone, which: put.append((len(held.tokens), gone.of(which))))
     with recalling_server(tiny) as server:
         chat(server, [*talk(server), said(TOPICS[1])])
         at, tokens = put[-1]

@@ -1,38 +1,20 @@
 """Kept rows stay in their slot until it needs the cells, and the next prompt finds them all the same."""
 
 import threading
+import time
 import tracemalloc
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from support.calls import Held, watch
 from support.clients import shown_at, until
 from support.prefix_server import EXACT, SPARSE, ask, conversation, serve
 
 from edgekv._native import token_rows
 from edgekv._native.token_rows import HeldTokens
 from edgekv.prefix_cache.settings import StoreSettings
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """`reads(call)`: `call` runs before rows are copied out of a slot. Returns the names of the threads that copy."""
-    read = HeldTokens.read
-
-    def before(call: Callable[[], object]) -> list[str]:
-        names: list[str] = []
-
-        def wrapped(held: HeldTokens, *arguments: Any) -> np.ndarray:
-            names.append(threading.current_thread().name)
-            call()
-            return read(held, *arguments)
-
-        monkeypatch.setattr(HeldTokens, "read", wrapped)
-        return names
-
-    return before
 
 
 @pytest.mark.parametrize("slot", [0, 1])
@@ -75,25 +57,24 @@ def test_the_bound_of_ram_is_that_of_copies(tiny):
 
 
 @pytest.mark.parametrize("kv", [{"mode": "off"}, EXACT, SPARSE], ids=["off", "exact", "sparse"])
-def test_others_are_answered_while_a_slot_waits_for_its_own_rows(tiny, reads, kv):
+def test_others_are_answered_while_a_slot_waits_for_its_own_rows(tiny, monkeypatch, kv):
     """Another conversation takes the slot of one whose copy does not end. Who begins as that one does would wait for the copy of their common block."""
-    go_on, begun, late = threading.Event(), threading.Event(), list[bool]()
     with serve(tiny, kv, n_slots=2) as server, ThreadPoolExecutor(1) as pool:
-        names = reads(lambda: (begun.set(), late.append(not go_on.wait(60))))
+        copies = Held(monkeypatch, HeldTokens, "read")
         ask(server, conversation(1, 700), id_slot=0)
         waits = pool.submit(ask, server, conversation(2, 700), id_slot=0)
-        assert begun.wait(20)
+        assert copies.begun.wait(20)
         assert len(ask(server, conversation(3, 40)[1:], 20, id_slot=1)["tokens"]) == 20
-        assert not waits.done() and not late and all(name.startswith("edgekv-save") for name in names)
-        go_on.set()
+        assert not waits.done() and all(name.startswith("edgekv-save") for name in copies.threads)
+        copies.go_on.set()
         assert len(waits.result(60)["tokens"]) > 0
         assert ask(server, conversation(1, 700), id_slot=1)["timings"]["cache_n"] == 699
 
 
-def test_a_server_that_stops_waits_for_what_is_being_saved(tiny, reads, tmp_path):
+def test_a_server_that_stops_waits_for_what_is_being_saved(tiny, monkeypatch, tmp_path):
     store = StoreSettings(folder=tmp_path)
     with serve(tiny, EXACT, store) as server:
-        reads(lambda: threading.Event().wait(0.2))
+        watch(monkeypatch, HeldTokens, "read", lambda *_: time.sleep(0.2))
         ask(server, conversation(1, 700))
     with serve(tiny, EXACT, store) as server:
         assert ask(server, conversation(1, 700))["timings"]["cache_n"] == 699
@@ -111,15 +92,12 @@ def test_many_conversations_in_few_slots_are_all_kept_right(tiny):
         assert one["tokens"] == two["tokens"] and two["timings"]["cache_n"] >= len(prompt) - 1
 
 
-def test_a_copy_that_fails_holds_nothing(tiny, reads):
+def test_a_copy_that_fails_holds_nothing(tiny, monkeypatch):
     """Another conversation takes the slot, and is kept."""
-    def fail() -> None:
-        raise MemoryError
-
     with serve(tiny, EXACT, n_slots=1) as server:
-        reads(fail)
-        ask(server, conversation(1, 700))
-        reads(lambda: None)
+        with monkeypatch.context() as patched:
+            patched.setattr(HeldTokens, "read", Mock(side_effect=MemoryError))
+            ask(server, conversation(1, 700))
         second = ask(server, conversation(2, 700))
         ask(server, conversation(3, 700))
         again = ask(server, conversation(2, 700))

@@ -94,11 +94,13 @@ def test_many_conversations_in_few_slots_are_all_kept_right(tiny):
 
 def test_a_copy_that_fails_holds_nothing(tiny, monkeypatch):
     """Another conversation takes the slot, and is kept."""
+    copy = Mock(side_effect=MemoryError)
     with serve(tiny, EXACT, n_slots=1) as server:
         with monkeypatch.context() as patched:
-            patched.setattr(HeldTokens, "read", Mock(side_effect=MemoryError))
+            patched.setattr(HeldTokens, "read", copy)
             ask(server, conversation(1, 700))
-        second = ask(server, conversation(2, 700))
+            second = ask(server, conversation(2, 700))
+        assert copy.called
         ask(server, conversation(3, 700))
         again = ask(server, conversation(2, 700))
         assert again["timings"]["cache_n"] == 699 and again["tokens"] == second["tokens"]

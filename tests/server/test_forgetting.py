@@ -8,7 +8,7 @@ from support import prefix_server
 from support.clients import post
 
 from edgekv.prefix_cache.files import scan
-from edgekv.prefix_cache.settings import StoreSettings, default_folder
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server
 
 N = 600
@@ -54,27 +54,6 @@ def test_embeddings_are_not_kept(tiny, tmp_path, path: str, body: dict, extra: t
         assert n_blocks(server, tmp_path) == (0, 0)
 
 
-def test_a_deleted_conversation_is_gone_and_what_others_share_stays(tiny, tmp_path):
-    common = conversation(2)
-    one, two = common + conversation(3, n=300)[1:], common + conversation(4, n=300)[1:]
-    with serve(tiny, tmp_path) as server:
-        assert server.prefixes is not None
-        for name, prompts in {"a1": (common[:300], common, one), "b2": (two,), "c3": (conversation(5),)}.items():
-            server.settle()
-            server.prefixes.conversation = name
-            for prompt in prompts:
-                n_cached(server, prompt)
-        before = n_blocks(server, tmp_path)
-        assert server.prefixes.forget("a1") > 0
-        after = n_blocks(server, tmp_path)
-        assert after[0] < before[0] and after[1] < before[1]
-        assert n_cached(server, one, cache_prompt=True) == len(common)  # the part that the other conversation has too
-        server.prefixes.conversation = "b2"
-        assert n_cached(server, two) == len(two) - 1
-    with serve(tiny, tmp_path) as server:
-        assert n_cached(server, two) == len(two) - 1
-
-
 def test_a_chat_that_is_removed_leaves_nothing(tiny, tmp_path, monkeypatch):
     """The chat's own server used to delete the text and leave K, V and the tokens in the user's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -83,7 +62,7 @@ def test_a_chat_that_is_removed_leaves_nothing(tiny, tmp_path, monkeypatch):
     from edgekv.cli.chat.session import Conversation
     from edgekv.cli.chat.views import OwnServer
 
-    folder, chats = default_folder(), KeptChats(tmp_path / "chats")
+    folder, chats = tmp_path / "prefixes", KeptChats(tmp_path / "chats")
     with serve(tiny, folder, api_key="one", cache_shared=True) as server:
         view = OwnServer(server)
         conversation = Conversation(ChatClient(server.url, "one", {"max_tokens": 300, "temperature": 0}), "Always the same words. " * 12)

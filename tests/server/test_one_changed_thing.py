@@ -113,54 +113,29 @@ def answer(model: Path, extra: tuple[str, ...] = (), **more) -> list[int]:
         return ask(server, PROMPT, cache_prompt=False, **more)["tokens"]
 
 
-def set_adapters(server, scale: float) -> None:
-    post(server.url, "/lora-adapters", [{"id": 0, "scale": scale}])
-
-
 ON = {"lora": [{"id": 0, "scale": 1.0}]}
 
 
-def test_a_request_without_adapters_takes_no_rows_of_theirs(tiny, adapted):
-    plain, steered = answer(tiny), answer(tiny, adapted, **ON)
-    assert plain != steered
-    with serve(tiny, extra=adapted) as server:
-        assert ask(server, PROMPT, **ON)["tokens"] == steered
-        without = ask(server, PROMPT)
-        assert (without["tokens"], n_read(without)) == (plain, len(PROMPT))
-        again = ask(server, PROMPT, **ON)
-        assert again["tokens"] == steered and n_read(again) == 1  # its own rows, from RAM
-
-
-def test_adapters_that_are_set_for_all_requests_take_no_rows_of_others(tiny, adapted):
-    plain, steered = answer(tiny), answer(tiny, adapted, **ON)
-    with serve(tiny, extra=adapted) as server:
-        assert ask(server, PROMPT)["tokens"] == plain
-        set_adapters(server, 1.0)
-        changed = ask(server, PROMPT)
-        assert (changed["tokens"], n_read(changed)) == (steered, len(PROMPT))
-        set_adapters(server, 0.0)
-        assert ask(server, PROMPT)["tokens"] == plain
-        set_adapters(server, 1e-7)  # such a scale is 0.000000 as text
-        assert n_read(ask(server, PROMPT)) == len(PROMPT)
-        assert len(server.prefixes.stats()) == 1, "one for each scale would have threads, and a scan of the folder, for ever"
-
-
-@pytest.mark.parametrize("how", ["request", "post"])
-def test_what_adapters_computed_is_not_kept_under_another_name(tiny, adapted, tmp_path, how):
+@pytest.mark.parametrize("for_all", [False, True], ids=["of a request", "of all requests"])
+def test_rows_of_adapters_serve_their_own_alone(tiny, adapted, tmp_path, for_all):
     """A server without adapters used to take such rows from disk."""
-    plain, where = answer(tiny), StoreSettings(folder=tmp_path / "kept")
+    plain, steered, n, where = answer(tiny), answer(tiny, adapted, **ON), len(PROMPT), StoreSettings(folder=tmp_path / "kept")
     with serve(tiny, store=where, extra=adapted) as server:
-        if how == "post":
-            set_adapters(server, 1.0)
-            ask(server, PROMPT)
-            set_adapters(server, 0.0)
-        else:
-            ask(server, PROMPT, **ON)
-        ask(server, PROMPT[:-1])
+        def asked(scale: float) -> tuple[list[int], int]:
+            one = [{"id": 0, "scale": scale}]
+            if for_all:
+                post(server.url, "/lora-adapters", one)
+            found = ask(server, PROMPT, **({"lora": one} if scale and not for_all else {}))
+            return found["tokens"], n_read(found)
+
+        assert plain != steered
+        assert [asked(scale) for scale in (1.0, 0.0, 1.0, 0.0)] == [(steered, n), (plain, n), (steered, 1), (plain, 1)]
+        assert asked(1e-7)[1] == n, "such a scale is 0.000000 as text"
+        assert len(server.prefixes.stats()) == 1, "one for each scale would have threads, and a scan of the folder, for ever"
         server.prefixes.flush()
     with serve(tiny, store=where) as server:
         found = ask(server, PROMPT)
-        assert found["tokens"] == plain and n_read(found) < 3
+        assert (found["tokens"], n_read(found)) == (plain, 1)
 
 
 def test_slots_share_no_cells_of_other_adapters(tiny, adapted):

@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 2_961,
     "tests/proof": 238,
     "tests/runtime": 6_138,
-    "tests/server": 8_676,
+    "tests/server": 8_662,
     "tests/support": 4_244,
     "tests/templates": 153,
     "tests/tiering": 1_180,

@@ -4,7 +4,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,53 +175,39 @@ def test_rows_that_do_not_come_are_computed(tiny, shared, monkeypatch):
 ASKED = Conversation(np.arange(64, dtype=np.int32), b"root")
 
 
-class Store:
-    """Counts what comes back."""
-
-    def __init__(self) -> None:
-        self.left: list[PrefixHit] = []
-
-    def fetch(self, hit: PrefixHit, _worth: object) -> PrefixHit:
-        return hit
-
-    def release(self, hit: PrefixHit) -> None:
-        self.left.append(hit)
-
-
-@pytest.fixture
-def store() -> Store:
-    return Store()
-
-
-def fetched(store: Store) -> Fetch:
-    fetch = Fetch(ASKED, store, PrefixHit, lambda _hit: 0)
+def fetched(back: Callable[[PrefixHit], object]) -> Fetch:
+    """It has ended; `back` gets what is given back."""
+    fetch = Fetch(ASKED, SimpleNamespace(fetch=lambda hit, _worth, _alone: hit, release=back), PrefixHit, lambda _hit: 0)
     fetch.join()
     return fetch
 
 
-def test_time_ends_for_what_nobody_took(store, monkeypatch):
-    now, expected = 0.0, Expected()
+def test_time_ends_for_what_nobody_took(monkeypatch):
+    now, expected, back = 0.0, Expected(), list[PrefixHit]()
     monkeypatch.setattr(fetching, "time", SimpleNamespace(monotonic=lambda: now))
-    expected.add(fetched(store))
+    expected.add(fetched(back.append))
     now = fetching.EXPECTED_S
     expected.has_more_of(ASKED)
-    assert not store.left
+    assert not back
     now += 1
-    assert expected.take(ASKED) is None and len(store.left) == 1
+    assert expected.take(ASKED) is None and len(back) == 1
 
 
-def test_what_is_taken_is_not_given_back(store):
-    expected, fetch = Expected(), fetched(store)
-    expected.add(fetch)
+def test_what_is_taken_is_not_given_back():
+    expected, back = Expected(), list[PrefixHit]()
+    expected.add(fetch := fetched(back.append))
     assert expected.take(ASKED) is fetch
     expected.close()
-    assert not store.left
+    assert not back
+    fetch.leave()
+    fetch.leave()
+    assert len(back) == 1
 
 
-def test_what_is_left_over_is_given_back_once(store):
-    expected = Expected()
+def test_what_is_left_over_is_given_back_once():
+    expected, back = Expected(), list[PrefixHit]()
     for _ in range(fetching.MOST_EXPECTED + 2):
-        expected.add(fetched(store))
-    assert len(store.left) == 2
+        expected.add(fetched(back.append))
+    assert len(back) == 2
     expected.close()
-    assert len(store.left) == fetching.MOST_EXPECTED + 2
+    assert len(back) == fetching.MOST_EXPECTED + 2

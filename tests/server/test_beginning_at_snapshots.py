@@ -1,8 +1,8 @@
 """Models that keep more than rows (windows, recurrent states): prompts begin behind snapshots, and answers are those of a prompt that is read
 whole."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -108,19 +108,11 @@ def test_a_beginning_that_two_share_is_read_once(synthetic, kind: str):
     """The second asks while the first is read; both begin with 1,024 tokens, behind which there is a snapshot."""
     common = conversation(11, 1100)
     prompts = [[*common, *conversation(seed, 300)] for seed in (1, 2)]
-    found: dict[int, dict] = {}
-    with serve(synthetic(kind, dtype="f32"), EXACT, n_slots=2) as server:
-        def run(i: int) -> None:
-            found[i] = ask(server, prompts[i], id_slot=i)
-
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
-        threads[0].start()
+    with serve(synthetic(kind, dtype="f32"), EXACT, n_slots=2) as server, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, server, prompts[0], id_slot=0)
         time.sleep(0.05)
-        threads[1].start()
-        for thread in threads:
-            thread.join()
-    reads = sorted(map(n_read, found.values()))
-    assert reads[1] == 1400 and reads[0] == 1400 - 1024
+        second = pool.submit(ask, server, prompts[1], id_slot=1)
+        assert sorted(n_read(one.result()) for one in (first, second)) == [1400 - 1024, 1400]
 
 
 @pytest.mark.parametrize("kind", KINDS)

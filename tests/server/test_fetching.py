@@ -42,10 +42,7 @@ def serve(model: Path, store: StoreSettings, kv: dict = EXACT) -> Server:
 
 
 def keep(model: Path, store: StoreSettings, kv: dict = EXACT, seed: int = 1) -> dict:
-    with serve(model, store, kv) as server:
-        answer = ask(server, apart(seed))
-        server.prefixes.flush()
-    return answer
+    return prefix_server.keep(model, kv, store, apart(seed))[0]
 
 
 def fetches() -> list[threading.Thread]:

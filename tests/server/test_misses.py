@@ -4,14 +4,18 @@ import logging
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.clients import Stream, drained, post, send, shown_at
-from support.prefix_server import SPARSE, ask, conversation, serve
+from support.prefix_server import EXACT, SPARSE, conversation, keep, serve
 
 from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit
+from edgekv.prefix_cache.coming import BlockReader
 from edgekv.prefix_cache.digests import Digesting
+from edgekv.prefix_cache.format import Refused
+from edgekv.prefix_cache.place import Outage
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime.tokens import Tokens
@@ -110,40 +114,19 @@ def test_without_a_store_nothing_is_asked_for(tiny):
 def kept(synthetic, tmp_path_factory) -> Path:
     """A folder with a conversation of 700 tokens."""
     folder = tmp_path_factory.mktemp("kept")
-    with serve(synthetic("llama", n_head=6, dtype="f32"), store=StoreSettings(folder=folder)) as server:
-        asked(server, conversation(1, 700))
-        server.prefixes.flush()
+    keep(synthetic("llama", n_head=6, dtype="f32"), EXACT, StoreSettings(folder=folder), conversation(1, 700))
     return folder
 
 
-def _damage(folder, monkeypatch):
-    for path in folder.rglob("*.kv"):
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1
-        path.write_bytes(data)
-
-
-def _down(folder, monkeypatch):
-    monkeypatch.setattr("edgekv.prefix_cache.place.Outage.working", property(lambda _: False))
-
-
-def _cheaper(folder, monkeypatch):
-    monkeypatch.setattr(PrefixHit, "worth", lambda hit, reading_s: 0)
-
-
-def _unknown(folder, monkeypatch):
-    monkeypatch.setattr(Digesting, "unchanged", property(lambda _: False))
-
-
-def _not_attached(folder, monkeypatch):
-    monkeypatch.setattr(prefixes_of.attachments, "find", lambda address: None)
-
-
-@pytest.mark.parametrize(("reason", "fault"), [
-    ("damaged", _damage), ("tier_down", _down), ("cheaper_to_compute", _cheaper), ("model_unknown", _unknown), ("not_attached", _not_attached)])
-def test_what_stands_in_the_way_is_named(tiny, kept, tmp_path, monkeypatch, reason, fault):
+@pytest.mark.parametrize(("reason", "what", "name", "instead"), [
+    ("damaged", BlockReader, "read", Mock(side_effect=Refused("it is damaged", damaged=True))),
+    ("tier_down", Outage, "working", property(lambda _: False)),
+    ("cheaper_to_compute", PrefixHit, "worth", lambda hit, reading_s: 0),
+    ("model_unknown", Digesting, "unchanged", property(lambda _: False)),
+    ("not_attached", prefixes_of.attachments, "find", lambda address: None)])
+def test_what_stands_in_the_way_is_named(tiny, kept, tmp_path, monkeypatch, reason, what, name, instead):
     folder = shutil.copytree(kept, tmp_path / "kept")
-    fault(folder, monkeypatch)
+    monkeypatch.setattr(what, name, instead)
     with serve(tiny, store=StoreSettings(ram_bytes=64 << 20, folder=folder)) as server:
         assert asked(server, conversation(1, 700)) == (0, None, reason, 0)
         assert counts(server)[2] == {reason: 699}
@@ -152,11 +135,9 @@ def test_what_stands_in_the_way_is_named(tiny, kept, tmp_path, monkeypatch, reas
 def test_rows_of_another_fidelity(tiny, tmp_path):
     """What a sample read is not taken for exact."""
     where, prompt = StoreSettings(ram_bytes=64 << 20, folder=tmp_path), conversation(3, 100)
-    with serve(tiny, SPARSE | {"exact_tokens": 16}, where) as server:
-        longer = [*prompt, *ask(server, prompt, 30)["tokens"][:-1]]
-        server.prefixes.flush()
+    (answer,) = keep(tiny, SPARSE | {"exact_tokens": 16}, where, prompt, n=30)
     with serve(tiny, store=where) as server:
-        assert asked(server, longer) == (0, None, "other_settings", 0)
+        assert asked(server, [*prompt, *answer["tokens"][:-1]]) == (0, None, "other_settings", 0)
 
 
 def test_rows_without_a_checkpoint(synthetic):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.adapters import control_vector, lora
 from support.clients import post
+from support.faulty import flip
 from support.prefix_server import EXACT, ask, conversation, from_disk, n_read, serve
 
 from edgekv.models.reader import open_gguf
@@ -24,11 +25,7 @@ def tiny(synthetic) -> Path:
 def other_weight(path: Path) -> None:
     """Change the last byte of a tensor, far behind its first 4 KiB."""
     tensor = next(tensor for tensor in open_gguf(path).tensor_infos if tensor.name == "blk.1.attn_k.weight")
-    with path.open("r+b") as file:
-        file.seek(tensor.end - 2)
-        byte = file.read(1)
-        file.seek(tensor.end - 2)
-        file.write(bytes([byte[0] ^ 0x40]))
+    path.write_bytes(flip(tensor.end - 1)(path.read_bytes()))
 
 
 def yarn(monkeypatch, scale: str) -> None:

@@ -18,6 +18,7 @@ from support import prefix_server
 from support.arithmetic import Said, apart, bound_beside_others, check_near
 from support.calls import watch
 from support.clients import send
+from support.faulty import flip
 from support.prefix_server import EXACT, SPARSE
 
 from edgekv._native import testing
@@ -60,13 +61,8 @@ def logprobs(answer: dict) -> np.ndarray:
     return np.array([[one["logprob"] for one in step["top_logprobs"]] for step in answer["completion_probabilities"]])
 
 
-def keep(model: Path, kv: dict, folder: Path, *prompts: list[int], **more) -> list[dict]:
-    """The answers to prompts that the server reads and keeps."""
-    with serve(model, kv, folder, **more) as server:
-        answers = [ask(server, prompt) for prompt in prompts]
-        assert server.prefixes is not None
-        server.prefixes.flush()
-    return answers
+def keep(model: Path, kv: dict, folder: Path, *prompts: list[int], **more) -> None:
+    prefix_server.keep(model, kv, StoreSettings(folder=folder), *prompts, **more)
 
 
 def read_anew(model: Path, kv: dict, *pieces: list[int], **more) -> dict:
@@ -155,9 +151,7 @@ def damage(folder: Path, which: int, layer: int) -> None:
     for path in folder.rglob("*.kv"):
         header = read_header(path)
         if header.tokens[:8].tolist() == conversation(1)[256 * which : 256 * which + 8]:
-            data = bytearray(path.read_bytes())
-            data[header.start + int(header.layout.layer_starts(header.link.n)[layer])] ^= 1
-            path.write_bytes(data)
+            path.write_bytes(flip(header.start + int(header.layout.layer_starts(header.link.n)[layer]))(path.read_bytes()))
             return
     raise AssertionError("there is no such block")
 

@@ -1,15 +1,14 @@
 """A prompt begins with rows of a conversation that comes back, of another slot or of another server; sampled rows serve a server that
 samples alike."""
 
-import json
 import shutil
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prefix_server import EXACT, SPARSE, ask, conversation, from_disk, n_read, serve, sources
+from support.clients import post
+from support.prefix_server import EXACT, SPARSE, ask, conversation, from_disk, keep, n_read, serve, sources
 
 from edgekv.common.enums import CacheCodec, CacheType
 from edgekv.config import LayerTypes
@@ -85,10 +84,8 @@ def test_the_keys_of_an_index_come_back_with_the_rows(synthetic, tmp_path, kv):
 def kept_sample(synthetic, tmp_path_factory) -> tuple[Path, list[int]]:
     """A folder with a conversation whose answer was sampled, and its tokens."""
     folder, prompt = tmp_path_factory.mktemp("sampled"), conversation(3, 600)
-    with serve(synthetic("llama", n_head=6, dtype="f32"), SPARSE, StoreSettings(folder=folder)) as server:
-        longer = [*prompt, *ask(server, prompt, 30)["tokens"][:-1]]
-        server.prefixes.flush()
-    return folder, longer
+    (answer,) = keep(synthetic("llama", n_head=6, dtype="f32"), SPARSE, StoreSettings(folder=folder), prompt, n=30)
+    return folder, [*prompt, *answer["tokens"][:-1]]
 
 
 @pytest.fixture
@@ -159,11 +156,8 @@ def test_prompts_of_one_request_are_read_once(tiny):
     """Both fit into the first batch. The second waits until the first has computed the whole blocks that it begins with, and takes the whole groups
     of cells that are there by then; where a busy machine lets the first end before, its last block is kept too, and serves all 600 tokens."""
     prompts = [conversation(8, 600) + [300 + i] * 20 for i in range(2)]
-    body = json.dumps({"prompt": prompts, "n_predict": 4, "temperature": 0}).encode()
     with serve(tiny, n_slots=2) as server:
-        request = urllib.request.Request(f"{server.url}/completion", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as response:
-            answers = json.load(response)
+        answers = post(server.url, "/completion", {"prompt": prompts, "n_predict": 4, "temperature": 0})
     assert sorted(map(n_read, answers)) in ([620 - 9 * 64, 620], [620 - 2 * 256, 620], [20, 620])
 
 
@@ -214,9 +208,8 @@ def test_what_was_sampled_for_another_error_is_not_taken(tiny, tmp_path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     where, prompt = StoreSettings(folder=tmp_path / "store"), conversation(3, 600)
     some = {name: value for name, value in SPARSE.items() if name != "sample_budget"}
-    with serve(tiny, some | {"target_error": 0.05}, where) as server:
-        longer = [*prompt, *ask(server, prompt, 30)["tokens"][:-1]]
-        server.prefixes.flush()
+    (answer,) = keep(tiny, some | {"target_error": 0.05}, where, prompt, n=30)
+    longer = [*prompt, *answer["tokens"][:-1]]
     assert from_disk(tiny, some | {"target_error": 0.05}, where, longer) == len(longer)
     for other in ({"target_error": 0.02}, {"sample_budget": 2000.0}):
         assert from_disk(tiny, some | other, where, longer) == N_WHOLE

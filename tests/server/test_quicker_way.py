@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from support.calls import watch
-from support.prefix_server import apart, ask, n_read, serve
+from support.prefix_server import EXACT, apart, ask, keep, n_read, serve
 
 from edgekv.prefix_cache.coming import BlockReader
 from edgekv.prefix_cache.settings import StoreSettings
@@ -13,9 +13,7 @@ from edgekv.prefix_cache.settings import StoreSettings
 
 def test_a_place_that_crawls_is_not_waited_for_twice(tiny, tmp_path, monkeypatch, caplog):
     store = StoreSettings(ram_bytes=64 << 20, folder=tmp_path)
-    with serve(tiny, store=store) as server:
-        computed = [ask(server, apart(seed))["tokens"] for seed in (1, 2)]
-        server.prefixes.flush()
+    computed = [answer["tokens"] for answer in keep(tiny, EXACT, store, apart(1), apart(2))]
     reads: list[Path] = []
     watch(monkeypatch, BlockReader, "read", lambda block, *_: (reads.append(block.path), time.sleep(0.5)))
     caplog.set_level(logging.INFO, "edgekv")

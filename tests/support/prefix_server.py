@@ -23,6 +23,14 @@ def ask(server: Server, tokens: list[int], n: int = 8, **more) -> dict:
                                             "ignore_eos": True, **more})
 
 
+def keep(model: Path, kv: dict, where: StoreSettings, *prompts: list[int], n: int = 8, **more) -> list[dict]:
+    """The answers of a server that ends when it has written what it keeps."""
+    with serve(model, kv, where, **more) as server:
+        answers = [ask(server, prompt, n) for prompt in prompts]
+        server.prefixes.flush()
+    return answers
+
+
 def n_read(answer: dict) -> int:
     return answer["timings"]["prompt_n"]
 

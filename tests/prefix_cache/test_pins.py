@@ -16,17 +16,11 @@ from edgekv.prefix_cache.results import Saved
 from edgekv.prefix_cache.store import PrefixStore
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def with_clock(store: PrefixStore) -> Clock:
-    clock = Clock()
-    store.ram.pins = Pins(store.ram, clock)
-    return clock
+def with_clock(store: PrefixStore) -> list[float]:
+    """The time."""
+    now = [0.0]
+    store.ram.pins = Pins(store.ram, lambda: now[0])
+    return now
 
 
 def pinned(store: PrefixStore, tokens: np.ndarray, expires: float, n: int | None = None) -> Saved:
@@ -47,7 +41,7 @@ def test_a_pinned_prompt_stays_in_ram_until_its_time_is_over(n, marks, now, stay
     save(store, prompt)
     for part, expires in marks:
         pinned(store, prompt, expires, part)
-    clock.now = now
+    clock[0] = now
     fill(store, 20)
     assert n_restored(store, prompt) == stays
 
@@ -62,7 +56,7 @@ def test_pins_that_fill_ram_let_nothing_in_and_this_is_said_once(caplog):
         assert (saved.n_new, saved.n_left_out) == (0, 512)
     assert sum("pinned prompts fill the RAM" in record.message for record in caplog.records) == 1
     assert n_restored(store, prompt) == 1024
-    clock.now = 61
+    clock[0] = 61
     assert save(store, conversation(512, 2)).n_new == 512
 
 

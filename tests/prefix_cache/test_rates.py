@@ -1,5 +1,8 @@
 """The store loads or computes tokens by the rates that it has seen."""
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from support.prefix_rows import BLOCK_BYTES, LAYOUT, conversation
@@ -14,21 +17,14 @@ from edgekv.prefix_cache.results import BlockPiece, PrefixHit
 ALL_LAYERS = range(len(LAYOUT.k_bytes))
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def rate(tokens_per_s: float | None, clock: Clock | None = None) -> Rate:
-    found = Rate() if clock is None else Rate(clock)
+def rate(tokens_per_s: float | None, clock: Callable[[], float] = time.monotonic) -> Rate:
+    found = Rate(clock)
     if tokens_per_s is not None:
         found.seen(tokens_per_s * BLOCK_BYTES / 256, 1.0)
     return found
 
 
-def pieces(*sources: float | str | None, clock: Clock | None = None) -> PrefixHit:
+def pieces(*sources: float | str | None, clock: Callable[[], float] = time.monotonic) -> PrefixHit:
     """Pieces of 256 tokens: each in RAM, or in a place of so many tokens a second."""
     found = []
     for i, source in enumerate(sources):
@@ -66,10 +62,10 @@ def test_later_tokens_of_a_prompt_cost_more():
 
 
 def test_a_slow_place_is_tried_again_with_one_piece():
-    clock = Clock()
-    found = pieces("ram", 10.0, 10.0, clock=clock)
+    now = 100.0
+    found = pieces("ram", 10.0, 10.0, clock=lambda: now)
     assert found.worth(lambda first, n: n / 100) == 1
-    clock.now += STALE_S + 1
+    now += STALE_S + 1
     assert found.worth(lambda first, n: n / 100) == 2
 
 

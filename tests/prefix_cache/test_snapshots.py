@@ -14,7 +14,6 @@ from edgekv.prefix_cache.blocks import NOTHING_SAID, Conversation, Reading, Read
 from edgekv.prefix_cache.files import BlockFile, scan
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
 from edgekv.prefix_cache.listing import list_chains, remove_chains
-from edgekv.prefix_cache.results import KeptSnapshot, PrefixHit
 from edgekv.prefix_cache.store import PrefixStore
 
 EXACT, _, SAMPLED, _ = Reading
@@ -29,26 +28,14 @@ def keep(store: PrefixStore, tokens: np.ndarray, *ends: int, n_bytes: int = N_BY
     assert store.flush(20), "writing takes too long"
 
 
-def found(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, n_bytes: int = N_BYTES) -> tuple[int, str]:
-    """Where a prompt begins, and where the snapshot was; (0, "") where it has none. Rows and snapshot are the right ones."""
-    for _ in range(4):
-        hit = restore(store, tokens, n_have, EXACT, in_part=True, goes_on=0)
-        if hit.snapshot is None:
-            store.release(hit, 0)
-            return 0, ""
-        taken = read(store, hit)
-        if taken is not None:
-            assert np.array_equal(taken, state(tokens[: hit.snapshot.position], n_bytes))
-            return hit.snapshot.position, hit.snapshot.source
-    raise AssertionError("damaged snapshots do not go")
-
-
-def read(store: PrefixStore, hit: PrefixHit) -> np.ndarray | None:
-    assert isinstance(hit.snapshot, KeptSnapshot)
-    taken = hit.snapshot.read()
-    good = taken is not None and all(piece.read(range(store.identity.layout.n_layers)) is not None for piece in hit.pieces)
-    store.release(hit, len(hit.pieces) if good else None)
-    return taken if good else None
+def found(store: PrefixStore, tokens: np.ndarray, n_bytes: int = N_BYTES) -> tuple[int, str]:
+    """Where a prompt begins, and where the snapshot was; (0, "") where it has none."""
+    hit = restore(store, tokens, 0, EXACT, goes_on=0)
+    if hit.snapshot is None:
+        return 0, ""
+    assert hit.end == hit.snapshot.position or not store.identity.layout.n_layers, "rows without a gap"
+    assert np.array_equal(hit.snapshot.read(), state(tokens[: hit.snapshot.position], n_bytes))
+    return hit.snapshot.position, hit.snapshot.source
 
 
 def snapshots(folder: Path) -> list[BlockFile]:

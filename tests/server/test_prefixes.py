@@ -44,21 +44,6 @@ def test_conversations_that_take_turns_are_read_once(tiny, kv):
                 assert ask(server, prompt, cache_prompt=False)["tokens"] == tokens
 
 
-def test_where_the_tokens_came_from_is_said(tiny, tmp_path):
-    one, two = conversation(1, 600), conversation(2, 600)
-    where = StoreSettings(ram_bytes=64 << 20, folder=tmp_path)
-    with serve(tiny, store=where) as server:
-        assert sources(server, one) == {"slot": 0, "shared": 0, "ram": 0, "disk": 0, "remote": 0}
-        assert sources(server, [*one, 300])["slot"] >= 600
-        sources(server, two)
-        assert sources(server, one) == {"slot": 1, "shared": 0, "ram": 599, "disk": 0, "remote": 0}  # both begin with one token
-        server.prefixes.flush()
-    with serve(tiny, store=where) as server:  # after a restart
-        assert sources(server, two)["disk"] == 600
-        assert sources(server, one[:400])["disk"] == 399
-        assert sources(server, two[:300] + one[:10])["ram"] == 299  # blocks from disk stay in RAM
-
-
 @pytest.mark.parametrize("kv", [{"mode": "off"}, EXACT, SPARSE], ids=["off", "exact", "sparse"])
 def test_the_keys_of_an_index_come_back_with_the_rows(synthetic, tmp_path, kv):
     """From RAM, and from disk behind a restart with other numbers of slots and cells: the same bits as in the slot that computed them."""

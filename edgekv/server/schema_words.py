@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import combinations, product
-from math import inf
 from typing import Any
 from urllib.parse import unquote
-
-from msgspec import Struct
 
 from edgekv.server.form_schema import LISTS, MAPS, none_of
 
@@ -33,29 +29,12 @@ _SILENT = {"$anchor", "$comment", "$defs", "$schema", "contentEncoding", "conten
 _MOST_SCHEMAS = 20_000
 _WRITTEN_WORDS = {"contains", "dependencies", "dependentSchemas", "else", "if", "not", "oneOf", "propertyNames", "then", "unevaluatedItems",
                   "unevaluatedProperties"}
-_MOST_OPTIONS = 4
-"""Of anyOf where it is told which of them hold: 2^n ways."""
+_DEPENDING = {"$dynamicRef", "anyOf", "dependentSchemas", "if", "oneOf"}
+"""Words by which it depends on the value what is evaluated."""
 
 
 class NotExact(Exception):
     """No schema of the words there are says the same."""
-
-
-class _Way(Struct, frozen=True):
-    """A way in which a value can fit a schema: what it needs for that, and what of it the schema then evaluates."""
-
-    needs: tuple[Schema, ...] = ()
-    names: frozenset[str] = frozenset()
-    patterns: frozenset[str] = frozenset()
-    all_names: bool = False
-    n_items: int = 0
-    all_items: bool = False
-    some_items: bool = False
-    """And others, here and there."""
-
-    def __add__(self, other: _Way) -> _Way:
-        return _Way(self.needs + other.needs, self.names | other.names, self.patterns | other.patterns, self.all_names or other.all_names,
-                    max(self.n_items, other.n_items), self.all_items or other.all_items, self.some_items or other.some_items)
 
 
 class Rewriting:
@@ -152,82 +131,30 @@ class Rewriting:
                      "additionalProperties": False}]
         raise NotExact
 
-    def _contained(self, schema: dict[str, Any]) -> list[Schema]:
-        if "contains" not in schema:
-            return []
-        least, most = schema.get("minContains", 1), schema.get("maxContains", inf)
-        if most < least or not least and most == inf:
-            return [{"type": [kind for kind in _TYPES if kind != "array"]}] if least else []
-        rest = self.negated(schema["contains"])
-        if rest is False:
-            return [{"minItems": int(least), **({"maxItems": int(most)} if most < inf else {})}]
-        if least and not self._can_hold(schema["contains"]):
-            return [{"type": [kind for kind in _TYPES if kind != "array"]}]
-        if not least and not most:
-            return [{"items": rest}]
-        raise NotExact
-
-    def _can_hold(self, schema: Schema) -> bool:
-        """False: no value fits."""
-        return schema is not False and self._resolved(schema) is not False
-
-    def _evaluated_names(self, schema: dict[str, Any]) -> list[Schema]:
-        ways, others = self._ways_without("unevaluatedProperties", schema), schema["unevaluatedProperties"]
-        return [_any([_all([*way.needs, *([] if way.all_names else [
-            {"properties": dict.fromkeys(sorted(way.names), True), "patternProperties": dict.fromkeys(sorted(way.patterns), True),
-             "additionalProperties": others}])]) for way in ways])]
-
-    def _evaluated_items(self, schema: dict[str, Any]) -> list[Schema]:
-        ways, others = self._ways_without("unevaluatedItems", schema), schema["unevaluatedItems"]
-        if any(way.some_items and not way.all_items for way in ways):
-            raise NotExact
-        return [_any([_all([*way.needs, *([] if way.all_items else [{"prefixItems": [True] * way.n_items, "items": others} if way.n_items else
-                                                                     {"items": others}])]) for way in ways])]
-
-    def _ways_without(self, word: str, schema: dict[str, Any]) -> list[_Way]:
-        return self._ways({name: value for name, value in schema.items() if name != word})
-
-    def _ways(self, schema: Schema) -> list[_Way]:
-        """All of them. One that evaluates less than another may be left out where the other needs no more: it asks more of what is left."""
-        self._count()
-        if isinstance(schema, bool):
-            return [_Way()]
-        if "$dynamicRef" in schema or isinstance(schema.get("items"), list):
-            raise NotExact
-        ways = [_Way((), frozenset(schema.get("properties", ())), frozenset(schema.get("patternProperties", ())),
-                     bool({"additionalProperties", "unevaluatedProperties"} & schema.keys()), len(schema.get("prefixItems", ())),
-                     bool({"items", "unevaluatedItems"} & schema.keys()), "contains" in schema)]
-        within = [*schema.get("allOf", ()), *([self._through({"$ref": schema["$ref"]}, lambda target: target)] if "$ref" in schema else [])]
-        choices = [self._ways(one) for one in within]
-        choices += [[_Way(), *self._ways_needing({"type": "object", "required": [name]}, one)] for name, one in schema.get("dependentSchemas", {}).items()]
-        if "oneOf" in schema:
-            choices.append([way for one in schema["oneOf"] for way in self._ways_needing(one, one)])
-        if len(options := schema.get("anyOf", ())) > _MOST_OPTIONS:
-            raise NotExact
-        if options:
-            each = [self._ways_needing(one, one) for one in options]
-            choices.append([sum(together, _Way()) for n in range(1, len(each) + 1) for some in combinations(each, n) for together in product(*some)])
-        if "if" in schema:
-            holds = [one + other for one in self._ways_needing(schema["if"], schema["if"]) for other in self._ways(schema.get("then", True))]
-            choices.append([*holds, *(self._ways_needing(self.negated(schema["if"]), schema["else"]) if "else" in schema else [_Way()])])
-        for more in choices:
-            ways = [one + other for one in ways for other in more]
-            self._n_left -= len(ways)
+    def _unevaluated(self, schema: dict[str, Any]) -> list[Schema]:
+        """Where the same names are evaluated in any value: by the words beside it, those of `allOf` and of a reference."""
+        names: dict[str, Schema] = {}
+        patterns: dict[str, Schema] = {}
+        beside = [{word: value for word, value in schema.items() if word != "unevaluatedProperties"}]
+        for one in beside:
             self._count()
-        return ways
-
-    def _ways_needing(self, needed: Schema, schema: Schema) -> list[_Way]:
-        return [_Way((needed,)) + way for way in self._ways(schema)]
+            if isinstance(one, bool):
+                continue
+            if one.keys() & _DEPENDING:
+                raise NotExact
+            if one.keys() & {"additionalProperties", "unevaluatedProperties"}:
+                return []
+            names |= dict.fromkeys(one.get("properties", ()), True)
+            patterns |= dict.fromkeys(one.get("patternProperties", ()), True)
+            beside += one.get("allOf", [])
+            if "$ref" in one:
+                beside.append(self._target({"$ref": one["$ref"]}))
+        return [{"properties": names, "patternProperties": patterns, "additionalProperties": schema["unevaluatedProperties"]}]
 
     def _unique(self, schema: dict[str, Any]) -> list[Schema]:
-        first = schema.get("prefixItems", [])
-        n_most = min(schema.get("maxItems", inf), len(first) if schema.get("items") is False else inf)
-        if schema["uniqueItems"] is False or n_most < 2:
-            return []
-        if n_most > 2 or not first or (values := _few_values(self._resolved(first[0]))) is None:
+        if schema["uniqueItems"] is not False:
             raise NotExact
-        pairs = [{"prefixItems": [{"const": value}, self.negated({"const": value})]} for value in values]
-        return [{"anyOf": [{"maxItems": 1}, *pairs]}]
+        return []
 
     def _one_of(self, schema: dict[str, Any]) -> list[Schema]:
         options = schema["oneOf"]
@@ -245,8 +172,7 @@ class Rewriting:
         ("propertyNames",): _named,
         ("uniqueItems",): _unique,
         ("oneOf",): _one_of,
-        ("contains", "minContains", "maxContains"): _contained,
-        ("unevaluatedProperties",): _evaluated_names, ("unevaluatedItems",): _evaluated_items,
+        ("unevaluatedProperties",): _unevaluated,
     }
 
     def negated(self, schema: Schema) -> Schema:
@@ -345,20 +271,9 @@ def _named_within(value: Any) -> bool:
     return (isinstance(value, dict) and any(isinstance(value.get(word), str) for word in ("$id", "id"))) or any(map(_named_within, inner))
 
 
-def _all(schemas: list[Schema]) -> Schema:
-    return schemas[0] if len(schemas) == 1 else {"allOf": schemas} if schemas else True
-
-
 def _any(options: list[Schema]) -> Schema:
     options = [option for option in options if option is not False]
     return options[0] if len(options) == 1 else {"anyOf": options} if options else False
-
-
-def _few_values(schema: Schema) -> list[Any] | None:
-    """All of a schema, as far as it is plain to see."""
-    if not isinstance(schema, dict):
-        return None
-    return schema.get("enum", [schema["const"]] if "const" in schema else [True, False] if schema.get("type") == "boolean" else None)
 
 
 def _types(schema: dict[str, Any]) -> set[str]:

@@ -39,7 +39,7 @@ PYTHON = [
           "missed = Miss(unreadable(places), first)\n                continue"),
     Fault("pin-ends-early", "store: pins", STORE + "ram.py", "max(expires, self._until.get(key, 0.0))", "expires"),
     Fault("bound-newest-first", "store: folder", STORE + "folder.py", "key=lambda file: file.used_ns)", "key=lambda file: -file.used_ns)"),
-    Fault("block-key-without-settings", "store: read_with", STORE + "blocks.py", "bytes([reading, len(read_with)]) + read_with", "bytes([reading])"),
+    Fault("block-key-without-settings", "store: identity", STORE + "blocks.py", "bytes([reading, len(read_with)]) + read_with", "bytes([reading])"),
     Fault("outage-not-tried-again", "store: remote", STORE + "place.py", "not self._failed or self._clock() >= self._until", "not self._failed"),
     Fault("flight-without-bound", "store: coming", STORE + "coming.py",
           "self._freed.wait_for(lambda: self.n_bytes == 0 or self.n_bytes + n_bytes <= self.most_bytes)",

@@ -1,17 +1,10 @@
-"""Which rows belong to which model."""
+"""Which rows belong to which model, and to which tokens, read how."""
 
-import pytest
-from support.prefix_rows import LAYOUT, identity
+import numpy as np
+from support.prefix_rows import LAYOUT, conversation, identity
 
+from edgekv.prefix_cache.blocks import Reading, child_link
 from edgekv.prefix_cache.identity import RowLayout, begins_chain, fingerprint
-
-
-def test_layout():
-    layout = RowLayout(k_bytes=(8, 16), v_bytes=(4, 2))
-    assert layout.token_bytes() == 30 and layout.block_bytes(10) == 300
-    assert layout.layer_starts(10).tolist() == [0, 120, 300]
-    with pytest.raises(ValueError, match="2 layers"):
-        RowLayout((1, 2), (1,))
 
 
 def test_another_layout_is_another_model():
@@ -32,3 +25,12 @@ def test_every_piece_is_part_of_the_fingerprint():
     prints = {fingerprint(b"model", b"context"), fingerprint(b"modelcontext"), fingerprint(b"context", b"model"), fingerprint(b"model")}
     assert len(prints) == 4 and {len(one) for one in prints} == {16}
     assert fingerprint(b"model", b"context") == fingerprint(b"model", b"context")
+
+
+def test_a_key_tells_settings_from_tokens():
+    tokens = conversation(40)
+    settings = tokens[:1].tobytes()
+    keys = {child_link(bytes(16), Reading.SAMPLED, tokens, settings).key, child_link(bytes(16), Reading.SAMPLED, tokens).key,
+            child_link(bytes(16), Reading.SAMPLED, np.concatenate([tokens[:1], tokens]), b"").key,
+            child_link(bytes(16), Reading.SPARSE, tokens, settings).key}
+    assert len(keys) == 4

@@ -5,13 +5,12 @@ import pytest
 from support.prefix_rows import BLOCK_BYTES, InSlot, conversation, exact, identity, reader
 from support.stores import n_restored, open_store, restore, save, save_through
 
-from edgekv.common.enums import MissReason
-from edgekv.prefix_cache.blocks import Conversation, Reading
+from edgekv.prefix_cache.blocks import Conversation, Reading, ReadWith
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.store import PrefixStore
 
-EXACT, ROUNDED, _, SPARSE = Reading
+EXACT, ROUNDED, SAMPLED, SPARSE = Reading
 
 
 def ram_store(n_bytes: int = 1 << 30) -> PrefixStore:
@@ -28,6 +27,14 @@ def test_a_tail_goes_when_a_longer_block_begins_with_it():
     assert store.stats().ram.n_blocks == 4
     for seed in (1, 2):
         assert n_restored(store, conversation(50, seed, after=tokens)) == 650
+
+
+def test_a_longer_block_of_other_settings_leaves_a_tail():
+    store, tokens, fine = ram_store(), conversation(390), ReadWith(sampled=b"fine")
+    readings = np.where(np.arange(390) < 300, EXACT, SAMPLED).astype(np.uint8)
+    for n, read_with in ((350, fine), (390, ReadWith(sampled=b"coarse"))):
+        store.insert(Conversation(tokens[:n], read_with=read_with), readings[:n], reader(tokens[:n], readings[:n]))
+    assert n_restored(store, tokens, 0, SAMPLED, read_with=fine) == 350
 
 
 def test_of_two_chains_of_whole_blocks_the_better_end_counts():

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.prefix_rows import LAYOUT, conversation, identity
-from support.stores import open_store, restore, save_through
 
 from edgekv.prefix_cache.blocks import Reading, child_link
-from edgekv.prefix_cache.files import path_of, scan
 from edgekv.prefix_cache.format import _PREFIX, MAGIC, VERSION, Refused, decode_header
 from edgekv.prefix_cache.named import read_pins
 
@@ -71,26 +69,9 @@ def test_any_value_is_refused_or_consistent(name, value):
     assert found.tokens.ndim == 1 and 0 <= found.start <= found.n_bytes < 1 << 62
 
 
-def path_in(folder: Path) -> Path:
-    """The path that a folder has for the block of these tokens."""
-    path = path_of(folder, identity().root_key(), child_link(identity().root_key(), Reading.EXACT, TOKENS))
-    path.parent.mkdir(parents=True)
-    return path
-
-
-@pytest.mark.parametrize("name", ["deep", "negative rows", "tokens of two dimensions"])
-def test_no_method_of_a_place_raises(tmp_path, name):
-    """The crafted file lies where a block of the conversation would."""
-    store = open_store(tmp_path)
-    path_in(tmp_path).write_bytes(header(CRAFTED[name]))
-    for in_part in (False, True):
-        assert restore(store, TOKENS, 0, Reading.EXACT, in_part).n_tokens == 0
-    assert save_through(store, TOKENS).n_new == 256
-    assert [file.link.n for file in scan(tmp_path)] == [256]
-
-
 def test_a_crafted_pin_is_none(tmp_path):
     (tmp_path / "pins").mkdir()
     (tmp_path / "pins" / "deep.json").write_bytes(b"[" * 500_000)
+    (tmp_path / "pins" / "number.json").write_text('{"root": 3}')
     (tmp_path / "pins" / "endless.json").write_text('{"root": "00", "key": "00", "expires": 1e999, "tokens": ' + "9" * 9000 + "}")
     assert read_pins(Path(tmp_path)) == []

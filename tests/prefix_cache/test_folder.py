@@ -1,6 +1,5 @@
 """The folder below RAM: its bound, its pins, and the time that what nobody uses stays."""
 
-import json
 import os
 import time
 
@@ -10,11 +9,9 @@ from support.prefix_rows import conversation, exact, reader
 from support.stores import n_restored, open_store
 from support.stores import save_through as save
 
-from edgekv.common.errors import ConfigError
 from edgekv.prefix_cache import writer
 from edgekv.prefix_cache.blocks import Conversation
 from edgekv.prefix_cache.files import scan
-from edgekv.prefix_cache.named import Pin, read_pins, remove_pin, write_pin
 
 
 def test_other_files_in_the_folder_do_no_harm(tmp_path):
@@ -69,15 +66,6 @@ def test_the_beginning_stays_while_the_rest_is_still_being_read(tmp_path, n_befo
     store.insert(Conversation(tokens), exact(tokens), slow)
     assert store.flush(20)
     assert n_restored(open_store(tmp_path), tokens) == 512
-
-
-def test_pins_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="letters"):
-        write_pin(tmp_path, Pin("../mine", bytes(16), bytes(16), 0))
-    write_pin(tmp_path, Pin("mine", bytes(16), bytes(16), time.time() + 9))
-    (tmp_path / "pins" / "broken.json").write_text(json.dumps({"root": 3}))
-    assert [pin.name for pin in read_pins(tmp_path)] == ["mine"]
-    assert remove_pin(tmp_path, "mine") and not remove_pin(tmp_path, "mine")
 
 
 def test_what_nobody_used_for_so_long_leaves(tmp_path, monkeypatch):

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.clients import post
+from support.calls import Held
+from support.clients import Endpoint, post, send, shown_at, until
 from support.prefix_server import EXACT, SPARSE, ask, conversation, from_disk, keep, n_read, serve, sources
 
 from edgekv.common.enums import CacheCodec, CacheType
 from edgekv.config import LayerTypes
+from edgekv.prefix_cache import digests
 from edgekv.prefix_cache.listing import list_chains
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime.cells import EARLIER, ROUNDED, SAMPLED
+from edgekv.server import identities
 
 Q8, Q4 = CacheType.Q8_0, CacheType.Q4_0
 N_WHOLE = 512
@@ -116,6 +119,36 @@ def test_other_types_are_other_rows(synthetic, tmp_path):
     assert [found(**types) for types in all_types] == [300] * 5
     named = ["", " (q4_0/q4_0)", " (q4_0/f16)", " (K q8_0 in 1 of 3 layers, V in 1, else q4_0)"]
     assert {chain.name for chain in list_chains(tmp_path)} == {path.stem + types for types in named}
+
+
+# ---- one store for the files of a model -----------------------------------------------------------------------------------------
+
+
+def test_no_prompt_waits_for_the_digest_of_a_large_model(tiny, monkeypatch: pytest.MonkeyPatch, caplog):
+    """Prompts before its end are read and not kept; the start waits for it, and the log says for what."""
+    digest = Held(monkeypatch, digests, "digest_of_model")
+    monkeypatch.setattr(identities, "LONG_S", 0.01)
+    server = serve(tiny, n_slots=1)
+    with ThreadPoolExecutor(1) as pool:
+        starts = pool.submit(server.start)
+        until(lambda: "is read once" in caplog.text)
+        usage = send(server.url, "/v1/completions", {"prompt": conversation(1, 300), "max_tokens": 1}).body["usage"]["edgekv"]
+        assert usage["prefix_cache"]["reason"] == "model_unknown" and not server.prefixes.stats() and not starts.done()
+        Endpoint(server).seconds_until_idle(60)  # it is over, and was not kept
+        digest.go_on.set()
+        starts.result(60)
+    with server:
+        assert sources(server, conversation(2, 300))["slot"] == 1 and sources(server, conversation(1, 300))["ram"] == 0
+        sources(server, conversation(2, 300))
+        assert sources(server, conversation(1, 300))["ram"] == 299
+
+
+def test_a_context_that_is_loaded_again_has_the_same_store(tiny):
+    with serve(tiny, extra=("--sleep-idle-seconds", "1")) as server:
+        sources(server, conversation(1, 300))
+        until(lambda: shown_at(server, "/props")["is_sleeping"])
+        assert sources(server, conversation(1, 300))["ram"] == 300
+        assert len(server.prefixes.stats()) == 1
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------------------

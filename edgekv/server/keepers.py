@@ -15,7 +15,6 @@ from edgekv.server.cache_requests import CacheRequests
 from edgekv.server.media_hosts import MediaHosts
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.server_options import ServerOptions
-from edgekv.server.slot_tokens import SlotTokens
 
 if TYPE_CHECKING:
     from edgekv.server.recalling import Recall
@@ -27,14 +26,12 @@ class Keepers:
     def __init__(self, model: Geometry, options: ServerOptions, on_device: bool):
         if context.tiers_in(options.kv, on_device):
             from edgekv.runtime import wiring  # noqa: F401  # with the policies; now, as above
-        self.prefixes = Prefixes(model, options.store) if options.store is not None else None
+        self.prefixes = Prefixes(model, options.store, options.shows_texts) if options.store is not None else None
         self.recall: Recall | None = None
         if options.recall is not None:
             from edgekv.server.recalling import Recall  # with gguf, which takes as long to import as all of these
 
             self.recall = Recall(model, options.recall, options.store, self.prefixes)
-        if self.prefixes is not None:
-            self.prefixes.slot_tokens = SlotTokens(options.shows_texts)
         self._connect(self.prefixes, self.recall)
         form_callbacks.set_forms(AnswerForms())
         http_server.fetch_media(MediaHosts(options.allow_media_host).answer)

@@ -71,7 +71,7 @@ class Prefixes:
     thread or a scan of its own. The constructor starts to compute the files' digest, while the model loads.
     """
 
-    def __init__(self, model: Geometry, where: StoreSettings):
+    def __init__(self, model: Geometry, where: StoreSettings, shows_texts: bool = False):
         self.identities, self._media, self._where = Identities(model.path, not (model.mla or any(model.index_dims))), Media(), where
         self._model = model
         self._stores: dict[ModelIdentity, PrefixStore] = {}
@@ -84,7 +84,7 @@ class Prefixes:
         self._loading: tuple[Conversation, Loading, tuple[Medium, ...]] | None = None
         self._fetches: dict[int, Fetch] = {}  # by sequence
         self._expected = Expected()
-        self.slot_tokens = SlotTokens(shown=False)
+        self.slot_tokens = SlotTokens(shows_texts)
 
     def open(self, runtime: Runtime, projector: str = "") -> None:
         """Open a context's store. projector: the file that makes embeddings of images and sound. Raises ConfigError for an invalid address."""

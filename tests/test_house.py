@@ -34,7 +34,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_021,
     "edgekv/proof": 961,
     "edgekv/runtime": 1_729,
-    "edgekv/server": 5_262,
+    "edgekv/server": 5_256,
     "edgekv/tiering": 1_474,
     "findings": 1_524,
     "models": 2_285,

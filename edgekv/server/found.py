@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,18 +23,12 @@ def whole(pieces: Sequence[BlockPiece], media: Sequence[Medium]) -> tuple[BlockP
     return pieces_up_to(pieces, whole_media(media, pieces[-1].first + pieces[-1].n)) if pieces else ()
 
 
-def count(pieces: Sequence[BlockPiece]) -> CachedTokens:
-    cached = CachedTokens()
+def count(pieces: Sequence[BlockPiece], **more: Any) -> CachedTokens:
+    """Tokens of a hit's first pieces by their places, and other fields."""
+    by_place = Counter[str]()
     for piece in pieces:
-        setattr(cached, piece.source, getattr(cached, piece.source) + piece.n)
-    return cached
-
-
-def found(pieces: Sequence[BlockPiece], missed: Miss | None, slot: int | None = None) -> CachedTokens:
-    """Tokens of a hit's first pieces, why there are no more, and the slot's own tokens that stay."""
-    cached = count(pieces)
-    cached.missed, cached.slot = missed, slot
-    return cached
+        by_place[piece.source] += piece.n
+    return CachedTokens(**by_place, **more)
 
 
 def worth(hit: PrefixHit) -> PrefixHit:

@@ -32,7 +32,7 @@ from edgekv.prefix_cache.store import PrefixStore, StoreStats
 from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.fetching import POLL_S, Expected, Fetch
-from edgekv.server.found import before_media, count, found, whole, worth
+from edgekv.server.found import before_media, count, whole, worth
 from edgekv.server.identities import Identities
 from edgekv.server.loading import Loading
 from edgekv.server.media import Media, whole_media
@@ -185,9 +185,7 @@ class Prefixes:
             self._loading = wanted._replace(tokens=wanted.tokens.copy()), loading, prompt.media
         elif (n_good := loading.finish()) < len(pieces):
             pieces, missed = whole(pieces[:n_good], prompt.media), Miss(unreadable(store.places), pieces[n_good].first)
-        cached = found(pieces, missed)
-        cached.comes = comes
-        return cached
+        return count(pieces, missed=missed, comes=comes)
 
     def _load_snapshot(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, accepts: Reading, n_have: int,
                        goes_on: int) -> CachedTokens:
@@ -198,11 +196,11 @@ class Prefixes:
             kept = hit.snapshot
             if kept is None:
                 store.release(hit, 0)
-                return found((), lost or hit.missed, goes_on)
+                return count((), missed=lost or hit.missed, slot=goes_on)
             try:
                 if (state := self._state(store, hit, kept)) is not None and self._placed(runtime, store, prompt, hit).finish() == len(hit.pieces):
                     runtime.tokens.put_snapshot(prompt.seq_id, kept.position if prompt.at is None else int(prompt.at[0, kept.position]), state)
-                    return found(hit.pieces, lost or hit.missed, min(n_have, kept.position))
+                    return count(hit.pieces, missed=lost or hit.missed, slot=min(n_have, kept.position))
             except NativeError as error:  # the sequence is empty
                 log.warning("a kept snapshot cannot be used (%s); the prompt is read", error)
                 return CachedTokens(0, missed=Miss(MissReason.DAMAGED, 0))

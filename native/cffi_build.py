@@ -24,14 +24,14 @@ extern "Python" void edgekv_py_needed(void *);
 
 # of prefix_callbacks.py, form_callbacks.py and http_server.py in edgekv/_native/
 SERVER_CALLBACKS = """
-extern "Python" int edgekv_py_prefix_match(void *, edgekv_prefix_tokens const *, int, int, int);
-extern "Python" void edgekv_py_prefix_load(void *, edgekv_prefix_tokens const *, int, int, edgekv_cached_tokens *);
-extern "Python" int edgekv_py_prefix_start(void *);
-extern "Python" void edgekv_py_prefix_insert(void *, edgekv_prefix_tokens const *, int, int);
-extern "Python" int edgekv_py_prefix_release(void *, int, edgekv_cached_tokens *);
-extern "Python" void edgekv_py_recall_leave(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int const *);
-extern "Python" int edgekv_py_recall_choose(void *, edgekv_prefix_tokens const *, int, edgekv_exchanges const *, int, int *);
-extern "Python" int edgekv_py_recall_put(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int, edgekv_cached_tokens *);
+extern "Python" int edgekv_py_prefixes_match(void *, edgekv_prefix_tokens const *, int, int, int);
+extern "Python" void edgekv_py_prefixes_load(void *, edgekv_prefix_tokens const *, int, int, edgekv_cached_tokens *);
+extern "Python" int edgekv_py_prefixes_start(void *);
+extern "Python" void edgekv_py_prefixes_insert(void *, edgekv_prefix_tokens const *, int, int);
+extern "Python" int edgekv_py_prefixes_release(void *, int, edgekv_cached_tokens *);
+extern "Python" void edgekv_py_recalls_leave(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int const *);
+extern "Python" int edgekv_py_recalls_choose(void *, edgekv_prefix_tokens const *, int, edgekv_exchanges const *, int, int *);
+extern "Python" int edgekv_py_recalls_put(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int, edgekv_cached_tokens *);
 extern "Python" void edgekv_py_refresh(int);
 extern "Python" void edgekv_py_request(edgekv_server_request const *);
 extern "Python" int edgekv_py_caches(char const *, char const *, char const *, void *);

@@ -83,29 +83,24 @@ class GoneExchanges(Struct, frozen=True):
         return self.tokens[first : first + n].copy()
 
 
-_handles: dict[str, object] = {}
+_handles: list[object] = []
 """Keeps the registered keepers alive."""
 
 
-def set_prefixes(keeps: object) -> None:
-    """Set the keeper of prefixes: an object with the methods `match`, `load`, `start`, `insert` and `release`; None: there is none. Only while no server
-    runs, as all here."""
-    _set("prefix", "prefixes", keeps, "match", "load", "start", "insert", "release")
-
-
-def set_recalls(keeps: object) -> None:
-    """Set the keeper of exchanges: an object with the methods `leave`, `choose` and `put`."""
-    _set("recall", "recalls", keeps, "leave", "choose", "put")
-
-
-def _set(kind: str, kinds: str, keeps: object, *methods: str) -> None:
+def set_keepers(prefixes: object, recalls: object) -> None:
+    """Set the keeper of prefixes, an object with the methods of `edgekv_prefixes`, and that of exchanges, with those of `edgekv_recalls`; None: there is
+    none. Only while no server runs."""
     _native.prepare()
     from edgekv._native._server import ffi, lib
 
     _define_callbacks()
-    _handles[kind] = user = None if keeps is None else ffi.new_handle(keeps)
-    functions = {name: getattr(lib, f"edgekv_py_{kind}_{name}") for name in methods}
-    getattr(lib, f"edgekv_server_set_{kinds}")(ffi.NULL if user is None else ffi.new(f"edgekv_{kinds} *", functions | {"user": user}))
+    _handles[:] = [ffi.new_handle(keeps) for keeps in (prefixes, recalls)]
+
+    def table(kind: str, keeps: object, user: object):
+        functions = {name: getattr(lib, f"edgekv_py_{kind}_{name}") for name, _ in ffi.typeof(f"edgekv_{kind}").fields if name != "user"}
+        return ffi.NULL if keeps is None else ffi.new(f"edgekv_{kind} *", functions | {"user": user})
+
+    lib.edgekv_server_set_keepers(table("prefixes", prefixes, _handles[0]), table("recalls", recalls, _handles[1]))
 
 
 def moves() -> bool:
@@ -148,11 +143,11 @@ def _define_callbacks() -> None:
         return ffi.def_extern(error=error, onerror=lambda *raised: log.error(failure, exc_info=raised))
 
     @callback("kept prefixes could not be fetched", error=1)
-    def edgekv_py_prefix_match(user, prompt, n_have, goes_on, alone):
+    def edgekv_py_prefixes_match(user, prompt, n_have, goes_on, alone):
         return ffi.from_handle(user).match(tokens_of(prompt), n_have, goes_on_of(goes_on), bool(alone))
 
     @callback("kept prefixes could not be looked up")
-    def edgekv_py_prefix_load(user, prompt, n_have, goes_on, out):
+    def edgekv_py_prefixes_load(user, prompt, n_have, goes_on, out):
         cached = ffi.from_handle(user).load(tokens_of(prompt), n_have, goes_on_of(goes_on))
         out.slot = out.slot if cached.slot is None else cached.slot
         out.ram, out.disk, out.remote, out.comes, out.spacing = cached.ram, cached.disk, cached.remote, cached.comes, cached.spacing
@@ -160,33 +155,33 @@ def _define_callbacks() -> None:
             out.missed, out.missed_at = 1 + list(MissReason).index(cached.missed.reason), cached.missed.at
 
     @callback("kept prefixes could not be loaded while the rest is computed", error=0)
-    def edgekv_py_prefix_start(user):
+    def edgekv_py_prefixes_start(user):
         ffi.from_handle(user).start()
         return 1
 
     @callback("a prefix could not be kept")
-    def edgekv_py_prefix_insert(user, held, rows, snapshot):
+    def edgekv_py_prefixes_insert(user, held, rows, snapshot):
         ffi.from_handle(user).insert(tokens_of(held), bool(rows), bool(snapshot))
 
     @callback("kept prefixes could not be loaded", error=0)  # nothing of the sequence is to be trusted
-    def edgekv_py_prefix_release(user, seq_id, out):
+    def edgekv_py_prefixes_release(user, seq_id, out):
         position, cached = ffi.from_handle(user).release(seq_id)
         out.ram, out.disk, out.remote = cached.ram, cached.disk, cached.remote
         return position
 
     @callback("exchanges that leave the context could not be kept")
-    def edgekv_py_recall_leave(user, held, gone, at):
+    def edgekv_py_recalls_leave(user, held, gone, at):
         exchanges = gone_of(gone)
         ffi.from_handle(user).leave(tokens_of(held), exchanges, np.frombuffer(ffi.buffer(at, 4 * len(exchanges.runs)), np.int32))
 
     @callback("exchanges near a message could not be looked up", error=0)
-    def edgekv_py_recall_choose(user, held, turn, gone, most, which):
+    def edgekv_py_recalls_choose(user, held, turn, gone, most, which):
         chosen = ffi.from_handle(user).choose(tokens_of(held), turn, gone_of(gone), most)
         which[0 : len(chosen)] = chosen
         return len(chosen)
 
     @callback("the rows of an exchange could not be put back", error=-1)
-    def edgekv_py_recall_put(user, held, gone, which, out):
+    def edgekv_py_recalls_put(user, held, gone, which, out):
         position, cached = ffi.from_handle(user).put(tokens_of(held), gone_of(gone), which)
         out.ram, out.disk, out.remote = out.ram + cached.ram, out.disk + cached.disk, out.remote + cached.remote
         return position

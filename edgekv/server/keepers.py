@@ -55,6 +55,5 @@ class Keepers:
     @staticmethod
     def _connect(prefixes: Prefixes | None, recall: Recall | None) -> None:
         """Let the server of this process use keepers, and clients see what they keep. Only while no server runs."""
-        prefix_callbacks.set_prefixes(prefixes)
-        prefix_callbacks.set_recalls(recall)
+        prefix_callbacks.set_keepers(prefixes, recall)
         http_server.answer_caches(None if prefixes is None else CacheRequests(prefixes.kept, prefixes.slot_tokens).answer)

@@ -115,9 +115,6 @@ typedef struct {
     void * user;
 } edgekv_prefixes;
 
-/* null: no prefixes are kept. Call it only while no server runs. */
-EDGEKV_API void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes);
-
 /* a run of a conversation's tokens */
 typedef struct {
     int first;
@@ -144,8 +141,8 @@ typedef struct {
     void * user;
 } edgekv_recalls;
 
-/* null: what leaves a full context does not come back. Call it only while no server runs. */
-EDGEKV_API void edgekv_server_set_recalls(const edgekv_recalls * recalls);
+/* null: no prefixes are kept; what leaves a full context does not come back. Call it only while no server runs. */
+EDGEKV_API void edgekv_server_set_keepers(const edgekv_prefixes * prefixes, const edgekv_recalls * recalls);
 
 /* Whether the tokens of the running server's context can move to other positions; 0 while it loads. */
 EDGEKV_API int edgekv_server_moves(void);

@@ -12,8 +12,9 @@ using edgekv_server::the_cache;
 
 static const edgekv_prefixes & edgekv_keeper() { return the_cache().keeper; }
 
-void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes) {
+void edgekv_server_set_keepers(const edgekv_prefixes * prefixes, const edgekv_recalls * recalls) {
     the_cache().keeper  = prefixes ? *prefixes : edgekv_prefixes{};
+    the_cache().recalls = recalls ? *recalls : edgekv_recalls{};
     the_cache().context = {};
 }
 

@@ -160,8 +160,3 @@ void recall(const edgekv_prefix_slot & slot, server_task & task, int n_ctx) {
 }
 
 }  // namespace edgekv_server
-
-void edgekv_server_set_recalls(const edgekv_recalls * recalls) {
-    edgekv_server::the_cache().recalls = recalls ? *recalls : edgekv_recalls{};
-    edgekv_server::the_cache().context = {};
-}

@@ -121,8 +121,8 @@ server_http_res_ptr answered(const server_http_req & request, const server_http_
         take_form(body, *where);
         res->by->take(body);
         res->request.body = body.dump();
-        if (is_chat(*where) && !counts_tokens(request.path) && may_mark(res->request.body)) {
-            res->request.body = with_marks(std::move(body)).dump();
+        if (is_chat(*where) && !counts_tokens(request.path) && sign_marks(body)) {
+            res->request.body = body.dump();
         }
         res->answer = handler(res->request);
     } catch (const std::exception & e) {

@@ -123,7 +123,7 @@ public:
         }
     }
 
-    void sign_all() {
+    bool sign_all() {
         for (const auto & mark : marks) {
             if (mark.begins && mark.n < texts.size()) {
                 insert(*texts[mark.n], mark.ttl_s, true);
@@ -131,6 +131,7 @@ public:
                 insert(*texts[mark.n - 1], mark.ttl_s, false);
             }
         }
+        return !marks.empty();
     }
 
 private:
@@ -254,36 +255,10 @@ int whole_s(const json & request, bool & in_memory) {
     return explicitly ? seconds : std::max(seconds, options_s);
 }
 
-server_http_res_ptr answer(const char * method, const server_http_req & req) {
-    auto res = std::make_unique<server_http_res>();
-    res->headers["Cache-Control"] = "no-store";
-    const auto function = the_cache().answers.load();
-    if (!function) {
-        answer_error(*res, "this server keeps no prompts; start it with --cache-ram or --cache-dir", ERROR_TYPE_NOT_SUPPORTED);
-        return res;
-    }
-    json fields = req.body.empty() ? json::object() : json::parse(req.body);
-    if (!fields.is_object()) {
-        throw std::invalid_argument("the request must be a JSON object");
-    }
-    for (const auto & [name, value] : req.params) {
-        fields[name] = value;
-    }
-    res->status = function(method, space_of(req.headers, fields).c_str(), fields.dump().c_str(), &res->data);
-    return res;
-}
-
 }  // namespace
 
-bool may_mark(const std::string & request) {
-    return request.find("\"cache_control\"") != std::string::npos || request.find("\"prompt_cache_breakpoint\"") != std::string::npos;
-}
-
-json with_marks(json request) {
-    if (request.is_object()) {
-        parts(request).sign_all();
-    }
-    return request;
+bool sign_marks(json & request) {
+    return request.is_object() && parts(request).sign_all();
 }
 
 void take_marks(json & converted) {
@@ -344,7 +319,24 @@ void add_cache_usage(json & usage, int task) {
 }
 
 server_http_context::handler_t kept_prompts(const char * method) {
-    return [method](const server_http_req & req) { return answer(method, req); };
+    return [method](const server_http_req & req) {
+        auto res = std::make_unique<server_http_res>();
+        res->headers["Cache-Control"] = "no-store";
+        const auto function = the_cache().answers.load();
+        if (!function) {
+            answer_error(*res, "this server keeps no prompts; start it with --cache-ram or --cache-dir", ERROR_TYPE_NOT_SUPPORTED);
+            return res;
+        }
+        json fields = req.body.empty() ? json::object() : json::parse(req.body);
+        if (!fields.is_object()) {
+            throw std::invalid_argument("the request must be a JSON object");
+        }
+        for (const auto & [name, value] : req.params) {
+            fields[name] = value;
+        }
+        res->status = function(method, space_of(req.headers, fields).c_str(), fields.dump().c_str(), &res->data);
+        return res;
+    };
 }
 
 }  // namespace edgekv_server

@@ -16,12 +16,9 @@
 
 namespace edgekv_server {
 
-// Whether a request may hold marked parts. False spares a second reading of it.
-bool may_mark(const std::string & request);
-
-// A request of any dialect with the texts in it. Throws std::invalid_argument if a mark is none or its part is empty, or if there are more than four
-// of Anthropic's; of OpenAI's the last four count.
-json with_marks(json request);
+// Puts the texts into a request of any dialect; whether there are any. Throws std::invalid_argument if a mark is none or its part is empty, or if there
+// are more than four of Anthropic's; of OpenAI's the last four count.
+bool sign_marks(json & request);
 
 // Takes the texts out of the prompt that a chat became. "edgekv_marks" then lists, for each, a number of the prompt's bytes and seconds.
 void take_marks(json & converted);

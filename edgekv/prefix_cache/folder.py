@@ -234,8 +234,8 @@ class FolderPlace:
         rounded = block.may_round and self._identity.in_f16 and rounds(self._codec, self._rate, far=False)
         if block.link.rounded or rounded:
             copy = block.link.copy(True)
-            if self._copy(copy) is not None:
-                self._used(copy)  # or eviction takes it for as old as its file
+            if (there := self._copy(copy)) is not None:
+                self._used(there)  # or eviction takes it for as old as its file
                 return Outcome.WRITTEN
             if block.link.rounded:
                 return Outcome.DECLINED

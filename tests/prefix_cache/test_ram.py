@@ -5,6 +5,7 @@ import pytest
 from support.prefix_rows import BLOCK_BYTES, InSlot, conversation, exact, identity, reader
 from support.stores import n_restored, open_store, restore, save, save_through
 
+from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import Conversation, Reading, ReadWith
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.settings import StoreSettings

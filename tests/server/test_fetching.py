@@ -196,9 +196,6 @@ def test_what_is_taken_is_not_given_back():
     assert expected.take(ASKED) is fetch
     expected.close()
     assert not back
-    fetch.leave()
-    fetch.leave()
-    assert len(back) == 1
 
 
 def test_what_is_left_over_is_given_back_once():

@@ -43,7 +43,7 @@ BUDGETS = {
     "native/emulator": 2_650,
     "native/include": 1_322,
     "native/llama": 4_912,
-    "native/server": 7_827,
+    "native/server": 7_758,
     "native/src": 19_842,
     "native/tests": 7_652,
     "native/tests/ptx": 1_509,

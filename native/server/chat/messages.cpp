@@ -30,14 +30,10 @@ struct outcome {
     bool fits() const { return params && lost == ALL_SHOWN; }
 };
 
-// Renders `messages` and looks for the texts of `wanted`.
-outcome render(const templates * tmpls, const inputs_t & inputs, const std::vector<common_chat_msg> & wanted) {
+outcome render(const templates * tmpls, const inputs_t & inputs) {
     outcome result;
     try {
         result.params = common_chat_templates_apply(tmpls, inputs);
-        auto thinking_ends = result.params->thinking_end_tags;
-        thinking_ends.push_back("</think>");
-        result.lost = first_not_shown(wanted, result.params->prompt, thinking_ends);
     } catch (const std::exception &) {
         result.refusal = std::current_exception();
     }
@@ -46,7 +42,7 @@ outcome render(const templates * tmpls, const inputs_t & inputs, const std::vect
 
 bool refused(const templates * tmpls, inputs_t inputs, std::vector<common_chat_msg> messages) {
     inputs.messages = std::move(messages);
-    return render(tmpls, inputs, {}).refusal != nullptr;
+    return render(tmpls, inputs).refusal != nullptr;
 }
 
 // The first message that the template does not take behind those before it, as well as can be told without trying each.
@@ -57,22 +53,6 @@ size_t refused_message(const templates * tmpls, inputs_t inputs, const std::vect
         (refused(tmpls, inputs, { messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(n) }) ? not_taken : taken) = n;
     }
     return not_taken - 1;
-}
-
-// The messages with a word of its own behind each text: where the template puts nothing between two texts, or a letter before one, a short text cannot
-// be told from a part of a word.
-std::vector<common_chat_msg> marked(std::vector<common_chat_msg> messages) {
-    uint64_t   n    = 100000000000;  // all words have one length, and are long enough to be found anywhere
-    const auto mark = [&n](std::string & text) { text += text.empty() ? "" : " edgekv" + std::to_string(n++); };
-    for (auto & m : messages) {
-        mark(m.content);
-        for (auto & part : m.content_parts) {
-            if (part.type == "text") {
-                mark(part.text);
-            }
-        }
-    }
-    return messages;
 }
 
 class fitter {
@@ -112,8 +92,16 @@ class fitter {
 
     outcome rendered(const std::vector<repair> & repairs) {
         outcome result = rendered(given, repairs);
-        if (result.lost < given.size() && has_short_text(given[result.lost]) && rendered(marked(given), repairs).fits()) {
-            result.lost = ALL_SHOWN;
+        if (!result.params) {
+            return result;
+        }
+        auto thinking_ends = result.params->thinking_end_tags;
+        thinking_ends.push_back("</think>");
+        result.lost = first_not_found(given, result.params->prompt, thinking_ends);
+        if (result.lost != ALL_SHOWN) {
+            const auto words = marked(given);
+            const auto told  = rendered(words, repairs);
+            result.lost = told.params ? first_not_shown(words, told.params->prompt) : result.lost;
         }
         return result;
     }
@@ -141,9 +129,9 @@ class fitter {
         if (begun) {
             inputs.messages.push_back(messages.back());
         }
-        outcome result = render(tmpls, inputs, messages);
-        if (result.refusal && shorten_ids(inputs.messages)) {  // a text that is left out comes by no other id
-            result = render(tmpls, inputs, messages);
+        outcome result = render(tmpls, inputs);
+        if (result.refusal && shorten_ids(inputs.messages)) {
+            result = render(tmpls, inputs);
         }
         result.moved = std::move(c.moved);
         return result;

@@ -3,16 +3,16 @@
 #include "json.h"
 
 #include <algorithm>
+#include <cctype>
+#include <cstdint>
 #include <string_view>
 
 namespace edgekv_server {
 namespace {
 
-constexpr size_t NOWHERE   = std::string::npos;
-constexpr size_t SHORT     = 16;   // bytes; a shorter text might be a part of one of the template's words
-constexpr size_t MOST_PIECE = 200;  // bytes of a text that are looked for where the template changed it
-
-constexpr const char * WHITE = " \t\r\n\v\f";
+constexpr size_t NOWHERE = std::string::npos;
+constexpr size_t SHORT   = 16;  // bytes; a shorter text might be a part of another word
+constexpr size_t N_MARK  = 18;  // bytes; all marks have one length, and are long enough to be found anywhere
 
 struct range {
     size_t begin = 0;
@@ -20,183 +20,123 @@ struct range {
 };
 
 std::string_view trimmed(std::string_view text) {
+    constexpr const char * WHITE = " \t\r\n\v\f";
     const size_t first = text.find_first_not_of(WHITE);
     return first == NOWHERE ? std::string_view() : text.substr(first, text.find_last_not_of(WHITE) - first + 1);
 }
 
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'); }
-
-// the longest run of characters that no way of writing a text changes, or as much of it as tells
-std::string_view longest_piece(std::string_view text) {
-    std::string_view longest;
-    for (size_t i = 0; i < text.size() && longest.size() < MOST_PIECE;) {
-        size_t end = i;
-        while (end < text.size() && end - i < MOST_PIECE && (is_letter(text[end]) || text[end] == ' ' || text[end] == '.' || text[end] == ',')) {
-            ++end;
+// Where a text stands, as it is or as JSON has it; its begin is NOWHERE if it does not, or is short and stands within a word.
+range find(std::string_view prompt, std::string_view text, size_t from) {
+    const auto is_letter = [&](size_t at) { return at < prompt.size() && std::isalnum(static_cast<unsigned char>(prompt[at])); };
+    const std::string json   = common_json(std::string(text)).dump();
+    const auto        quoted = std::string_view(json).substr(1, json.size() - 2);
+    for (const auto spelled : { text, quoted }) {
+        const size_t at = prompt.find(spelled, from);
+        if (at != NOWHERE && (text.size() >= SHORT || !(is_letter(at - 1) || is_letter(at + spelled.size())))) {
+            return { at, at + spelled.size() };
         }
-        if (end - i > longest.size()) {
-            longest = text.substr(i, end - i);
-        }
-        i = end + 1;
     }
-    return trimmed(longest);
-}
-
-// where the texts of a conversation stand in its prompt: each in a place of its own
-class places {
-  public:
-    explicit places(std::string_view prompt) : prompt(prompt) {}
-
-    // behind the texts before it, as a rule; a template may also gather texts elsewhere
-    bool take(std::string_view text) {
-        size_t at = find(text, last.end, prompt.size());
-        if (at == NOWHERE) {
-            at = find(text, 0, last.end);
-        }
-        if (at == NOWHERE) {
-            return false;
-        }
-        const range found = { at, at + text.size() };
-        taken.push_back(found);
-        if (at >= last.end) {
-            last = found;
-        }
-        return true;
-    }
-
-    bool between(std::string_view text, size_t begin, size_t end) const { return find(text, begin, end) != NOWHERE; }
-
-    range last;  // the text that is furthest behind
-
-  private:
-    // whether a word goes on at `at`; the letters of an escape, such as \n or \u00fc in JSON, are of no word
-    bool goes_on(size_t at, char first) const {
-        const bool escape = (at > 1 && prompt[at - 2] == '\\') || (at > 5 && prompt[at - 6] == '\\' && prompt[at - 5] == 'u');
-        return at > 0 && is_letter(first) && is_letter(prompt[at - 1]) && !escape;
-    }
-
-    size_t find(std::string_view text, size_t begin, size_t end) const {
-        const std::string_view searched = prompt.substr(0, end);
-        for (size_t at = searched.find(text, begin); at != NOWHERE;) {
-            const size_t behind = at + text.size();
-            const bool   after  = behind < prompt.size() && is_letter(prompt[behind]) && is_letter(text.back());
-            const bool   within = text.size() < SHORT && (after || goes_on(at, text.front()));
-            const auto   first  = at < last.end ? taken.begin() : taken.end();
-            const auto   other  = std::find_if(first, taken.end(), [&](const range & r) { return at < r.end && r.begin < behind; });
-            const bool   free   = other == taken.end();
-            if (free && !within) {
-                return at;
-            }
-            at = searched.find(text, free ? at + 1 : other->end);
-        }
-        return NOWHERE;
-    }
-
-    std::string_view   prompt;
-    std::vector<range> taken;
-};
-
-bool take_text(places & where, std::string_view text) {
-    text = trimmed(text);
-    if (text.empty() || where.take(text)) {
-        return true;
-    }
-    const std::string quoted = common_json(std::string(text)).dump();
-    if (where.take(std::string_view(quoted).substr(1, quoted.size() - 2))) {
-        return true;
-    }
-    const std::string_view piece = longest_piece(text);
-    return !piece.empty() && where.take(piece);
+    return { NOWHERE, NOWHERE };
 }
 
 // A template that writes a list of parts as a list does not take them.
-bool as_list(const std::string & prompt, const range & text) {
-    const std::string_view before = std::string_view(prompt).substr(0, text.begin);
-    return !before.empty() && (before.back() == '\'' || before.back() == '"') && before.size() > 12 &&
-           before.substr(before.size() - 12).find("text") != NOWHERE && before.substr(before.size() - 5).find(':') != NOWHERE;
+bool as_list(std::string_view prompt, size_t begin) {
+    const std::string_view before = prompt.substr(0, begin);
+    return before.size() > 12 && (before.back() == '\'' || before.back() == '"') && before.substr(before.size() - 12).find("text") != NOWHERE &&
+           before.substr(before.size() - 5).find(':') != NOWHERE;
 }
 
-bool take_content(places & where, const common_chat_msg & message, const std::string & prompt, const std::vector<std::string> & thinking_ends) {
+std::string_view said(const common_chat_msg & message, const std::vector<std::string> & thinking_ends) {
     std::string_view text = message.content;
-    if (message.role == "assistant") {  // what stands before is thinking
-        for (const auto & end : thinking_ends) {
-            const size_t thought = text.rfind(end);
-            text = thought == NOWHERE ? text : text.substr(thought + end.size());
-        }
+    for (const auto & end : thinking_ends) {
+        const size_t thought = message.role == "assistant" ? text.rfind(end) : NOWHERE;
+        text = thought == NOWHERE ? text : text.substr(thought + end.size());
     }
-    if (!take_text(where, text)) {
-        return false;
-    }
-    for (const auto & part : message.content_parts) {
-        if (part.type == "text" && !trimmed(part.text).empty() && (!take_text(where, part.text) || as_list(prompt, where.last))) {
+    return trimmed(text);
+}
+
+// whether the texts of a call's arguments, an object as a rule, stand there; those within lists and objects stand beside them
+bool has_texts(std::string_view prompt, const std::string & arguments, size_t from) {
+    const common_json given = common_json::parse_no_throw(arguments);
+    for (const auto & item : given.is_object() ? given.items() : common_json::object().items()) {
+        const std::string text = item.value().is_string() ? item.value().get<std::string>() : "";
+        if (!trimmed(text).empty() && find(prompt, trimmed(text), from).begin == NOWHERE) {
             return false;
         }
     }
-    return true;
+    return given.is_object();
 }
 
-bool has_values(const places & where, const common_json & given, const range & within) {
-    if (given.is_string()) {
-        const std::string text = given.get<std::string>();
-        const auto        piece = longest_piece(text);
-        return piece.empty() || where.between(piece, within.begin, within.end);
-    }
-    if (given.is_object() || given.is_array()) {
-        for (const auto & item : given.items()) {
-            if (!has_values(where, item.value(), within)) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-bool has_call(const places & where, const common_chat_tool_call & call, const range & within) {
-    if (!where.between(call.name, within.begin, within.end)) {
-        return false;
-    }
-    const common_json arguments = common_json::parse_no_throw(call.arguments);
-    if (!arguments.is_discarded()) {
-        return has_values(where, arguments, within);
-    }
-    const auto piece = longest_piece(call.arguments);
-    return piece.empty() || where.between(piece, within.begin, within.end);
-}
-
-bool is_short(std::string_view text) { return !trimmed(text).empty() && trimmed(text).size() < SHORT; }
+std::string mark_of(const std::string & text) { return text.size() < N_MARK ? "" : text.substr(text.size() - N_MARK); }
 
 }  // namespace
 
-bool has_short_text(const common_chat_msg & message) {
-    return is_short(message.content) || std::any_of(message.content_parts.begin(), message.content_parts.end(), [](const auto & part) {
-        return part.type == "text" && is_short(part.text);
-    });
-}
-
-size_t first_not_shown(const std::vector<common_chat_msg> & messages, const std::string & prompt, const std::vector<std::string> & thinking_ends) {
-    places             where(prompt);
+size_t first_not_found(const std::vector<common_chat_msg> & messages, const std::string & prompt, const std::vector<std::string> & thinking_ends) {
     std::vector<range> texts;  // by message: the last text so far
+    range              last;
     for (size_t i = 0; i < messages.size(); ++i) {
-        if (!take_content(where, messages[i], prompt, thinking_ends)) {
+        const auto take = [&](std::string_view text, bool is_part) {
+            const range at = text.empty() ? last : find(prompt, text, last.end);
+            last = at.begin == NOWHERE ? last : at;
+            return at.begin != NOWHERE && !(is_part && !text.empty() && as_list(prompt, at.begin));
+        };
+        bool found = take(said(messages[i], thinking_ends), false);
+        for (const auto & part : messages[i].content_parts) {
+            found = found && (part.type != "text" || take(trimmed(part.text), true));
+        }
+        if (!found) {
             return i;
         }
-        texts.push_back(where.last);
+        texts.push_back(last);
     }
     for (size_t i = 0; i < messages.size(); ++i) {
         // calls stand between the texts of the messages before them and behind their results
-        range within = { i == 0 ? 0 : texts[i - 1].end, prompt.size() };
-        for (size_t j = i + 1; j < messages.size() && within.end == prompt.size(); ++j) {
-            if (messages[j].role != "tool" && texts[j].begin > texts[i].begin) {
-                within.end = texts[j].begin;
-            }
+        size_t end = prompt.size();
+        for (size_t j = i + 1; j < messages.size() && end == prompt.size(); ++j) {
+            end = messages[j].role != "tool" && texts[j].begin > texts[i].begin ? texts[j].begin : end;
         }
+        const std::string_view before = std::string_view(prompt).substr(0, end);
+        const size_t           from   = i == 0 ? 0 : texts[i - 1].end;
         for (const auto & call : messages[i].tool_calls) {
-            if (!has_call(where, call, within)) {
+            if (before.find(call.name, from) == NOWHERE || !has_texts(before, call.arguments, from)) {
                 return i;
             }
         }
     }
     return ALL_SHOWN;
+}
+
+std::vector<common_chat_msg> marked(std::vector<common_chat_msg> messages) {
+    uint64_t   n    = 100000000000;
+    const auto next = [&n] { return "edgekv" + std::to_string(n++); };
+    for (auto & m : messages) {
+        m.content += trimmed(m.content).empty() ? "" : " " + next();
+        for (auto & part : m.content_parts) {
+            part.text += part.type != "text" || trimmed(part.text).empty() ? "" : " " + next();
+        }
+        for (auto & call : m.tool_calls) {
+            common_json arguments = common_json::parse_no_throw(call.arguments);
+            if (arguments.is_object()) {
+                arguments["edgekv"] = next();
+                call.arguments      = arguments.dump();
+            }
+        }
+    }
+    return messages;
+}
+
+size_t first_not_shown(const std::vector<common_chat_msg> & marked, const std::string & prompt) {
+    const auto has = [&](const std::string & text) { return trimmed(text).empty() || prompt.find(mark_of(text)) != NOWHERE; };
+    const auto at  = std::find_if_not(marked.begin(), marked.end(), [&](const common_chat_msg & m) {
+        return has(m.content) && std::all_of(m.content_parts.begin(), m.content_parts.end(), [&](const auto & part) {
+            const size_t begin = find(prompt, trimmed(part.text), 0).begin;
+            return part.type != "text" || (has(part.text) && (begin == NOWHERE || !as_list(prompt, begin)));
+        }) && std::all_of(m.tool_calls.begin(), m.tool_calls.end(), [&](const auto & call) {
+            const common_json arguments = common_json::parse_no_throw(call.arguments);
+            return !arguments.is_object() || prompt.find(arguments.at("edgekv").get<std::string>()) != NOWHERE;
+        });
+    });
+    return at == marked.end() ? ALL_SHOWN : static_cast<size_t>(at - marked.begin());
 }
 
 }  // namespace edgekv_server

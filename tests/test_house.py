@@ -23,7 +23,7 @@ BUDGETS = {
     "edgekv": 1_158,
     "edgekv/_native": 2_720,
     "edgekv/arrays": 873,
-    "edgekv/bench": 2_796,
+    "edgekv/bench": 2_775,
     "edgekv/common": 852,
     "edgekv/config": 999,
     "edgekv/lab": 4_779,

@@ -5,14 +5,14 @@ same prompts again, which the server holds, so that decoding takes almost all th
 tokens are counted as they are streamed, one per event.
 """
 
-import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from urllib.parse import urlsplit
+from http import HTTPStatus
 
+import httpx2 as httpx
 import numpy as np
 from msgspec import Struct, field
 
@@ -86,55 +86,55 @@ class Endpoint:
     """Clients of a server at `url`; each request has a connection of its own."""
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 1800.0):
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is not an address of a server; write one such as http://127.0.0.1:8080")
-        self._parts, self._timeout = parts, timeout_s
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-
-    def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        return kind(self._parts.hostname or "", self._parts.port, timeout=self._timeout)
-
-    def _post(self, connection: http.client.HTTPConnection, path: str, body: dict) -> http.client.HTTPResponse:
-        try:
-            connection.request("POST", self._base + path, json.dumps(body), self._headers)
-            return connection.getresponse()
-        except OSError as error:
-            raise EdgeKVError(f"{self._parts.geturl()} cannot be reached: {error.strerror or error}") from None
+        self._url = url
+        self._http = httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers={"Authorization": f"Bearer {key}"} if key else {},
+                                  timeout=timeout_s, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False, verify=url.startswith("https:"))
 
     def cut(self, text: str, n_tokens: int) -> str:
         """The beginning of `text` with about `n_tokens` tokens, by the server's own count if it has llama.cpp's /tokenize."""
         text = text[: 8 * n_tokens]
-        connection = self._connect()
         try:
-            response = self._post(connection, "/tokenize", {"content": text, "with_pieces": True})
-            if response.status != http.HTTPStatus.OK:
-                return text[: CHARACTERS * n_tokens]
-            pieces = [token["piece"] for token in json.load(response)["tokens"][:n_tokens]]
-            return "".join(piece if isinstance(piece, str) else bytes(piece).decode("utf-8", "ignore") for piece in pieces)
-        finally:
-            connection.close()
+            reply = self._http.post("/tokenize", json={"content": text, "with_pieces": True})
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from None
+        if reply.status_code != HTTPStatus.OK:
+            return text[: CHARACTERS * n_tokens]
+        pieces = [token["piece"] for token in reply.json()["tokens"][:n_tokens]]
+        return "".join(piece if isinstance(piece, str) else bytes(piece).decode("utf-8", "ignore") for piece in pieces)
 
     def ask(self, prompt: str, n_tokens: int, model: str) -> Answered:
-        """Stream one completion. Raises EdgeKVError with the server's words if it refuses."""
-        answered = Answered(time.perf_counter())
-        connection = self._connect()
+        """Stream one completion. Raises EdgeKVError with the server's words if it refuses, and where the stream ends before the answer does: a connection
+        that is closed says nothing of it."""
+        answered, finished = Answered(time.perf_counter()), False
+        body = {"model": model, "prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "stream": True, "ignore_eos": True}
         try:
-            body = {"model": model, "prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "stream": True, "ignore_eos": True}
-            response = self._post(connection, "/v1/completions", body)
-            if response.status != http.HTTPStatus.OK:
-                raise EdgeKVError(f"the server answered with HTTP {response.status}: {response.read(500).decode('utf-8', 'replace')}")
-            for _ in _events(response):
-                answered.arrivals.append(time.perf_counter())
-        except (OSError, http.client.HTTPException) as error:
+            with self._http.sse("/v1/completions", method="POST", json=body) as events:
+                if events.response.status_code != HTTPStatus.OK:
+                    raise EdgeKVError(f"the server answered with HTTP {events.response.status_code}: {events.response.read()[:500].decode('utf-8', 'replace')}")
+                for event in events:
+                    if event.data == "[DONE]":
+                        finished = True
+                        break
+                    said = json.loads(event.data)
+                    if "error" in said:
+                        raise EdgeKVError(f"the server broke off: {said['error'].get('message', said['error'])}")
+                    finished |= any(choice.get("finish_reason") for choice in said.get("choices", ()))
+                    if any(choice.get("text") for choice in said.get("choices", ())):
+                        answered.arrivals.append(time.perf_counter())
+        except httpx.ConnectError as error:
+            raise self._unreachable(error) from None
+        except httpx.HTTPError as error:
             raise EdgeKVError(f"the server broke off after {len(answered.arrivals)} tokens: {error}") from None
-        finally:
-            connection.close()
+        if not finished:
+            raise EdgeKVError("the server broke off in the middle of an answer: its stream ended without a finish_reason")
         if not answered.arrivals:
             raise EdgeKVError("the server answered without a token")
         return answered
+
+    def _unreachable(self, error: Exception) -> EdgeKVError:
+        return EdgeKVError(f"{self._url} cannot be reached: {error or type(error).__name__}")
 
     def together(self, prompts: Sequence[str], n_tokens: int, model: str) -> LoadPart:
         """Send all prompts at the same time, one client each. Raises KeyboardInterrupt after Ctrl-C (`edgekv.measure.interrupts`)."""
@@ -153,27 +153,6 @@ class Endpoint:
             return LoadPart(tuple(answer.result() for answer in asked))
         finally:
             pool.shutdown(wait=False)  # clients that are left end with their server
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[dict]:
-    """The events of a stream that hold text. Raises EdgeKVError where it ends before the answer does: a connection that is closed says nothing of it."""
-    finished = False
-    for line in response:
-        data = line.decode("utf-8", "replace").strip()
-        if not data.startswith("data:"):
-            continue
-        data = data.removeprefix("data:").strip()
-        if data == "[DONE]":
-            return
-        event = json.loads(data)
-        if "error" in event:
-            raise EdgeKVError(f"the server broke off: {event['error'].get('message', event['error'])}")
-        choices = event.get("choices", ())
-        finished |= any(choice.get("finish_reason") for choice in choices)
-        if any(choice.get("text") for choice in choices):
-            yield event
-    if not finished:
-        raise EdgeKVError("the server broke off in the middle of an answer: its stream ended without a finish_reason")
 
 
 def prompts_for(text: str, load: Load, turn: int) -> list[str]:

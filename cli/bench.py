@@ -14,7 +14,6 @@ from edgekv.cli.bench_serve import bench_serve
 from edgekv.cli.common.ending import ending
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.help import Group
-from edgekv.cli.common.lazy_group import check_moved
 from edgekv.cli.common.lists import CommaList, ModeList, numbers, pair
 from edgekv.cli.common.shared_options import Parsed, model_path, option, token_bounds
 from edgekv.cli.compare import compare
@@ -46,15 +45,7 @@ def _many(*names: str, **settings: Any) -> Any:
     return option(*names, multiple=True, show_default=True, **settings)
 
 
-class _Bench(Group):
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] == "kv":
-            raise click.UsageError("`edgekv bench` itself compares modes now: --kld adds predictions, and -p N -n 0 replaces --prefill")
-        check_moved(ctx, {"ladder": "edgekv lab ladder"}, args)
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=_Bench, invoke_without_command=True, epilog=examples(
+@click.group(cls=Group, invoke_without_command=True, epilog=examples(
     "edgekv bench -p 512 -n 128 -d 0,4096,16384",
     "edgekv bench -m model.gguf --kv-dir /mnt/nvme --kv-budget 64MiB,512MiB",
     "edgekv bench -d 0-32768+8192 --fill synthetic -r 3 --kv-dir /mnt/nvme",

@@ -40,7 +40,6 @@ class _Edgekv(LazyGroup):
     table = COMMANDS
     groups = {"Run a model": ("chat", "serve", "models", "run"), "Before you start": ("plan", "doctor"), "Measure": ("bench", "lab"),
               "Settings": ("config", "cache", "policies", "completion")}
-    moved = {name: f"edgekv lab {name}" for name in ("heads", "quality", "trace", "sim", "report")}
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage("edgekv", "COMMAND [MODEL] [OPTIONS]")

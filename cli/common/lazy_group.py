@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekv.common.errors import ConfigError
-
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -23,8 +21,6 @@ class LazyGroup(click.Group):
     table: Commands = {}
     groups: Mapping[str, tuple[str, ...]] = {}
     """Headings of the help, each with its commands; none: all are "Commands"."""
-    moved: Mapping[str, str] = {}
-    """Old name: how the command is called now. For one release it is answered with that."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.table)
@@ -36,7 +32,6 @@ class LazyGroup(click.Group):
         return getattr(importlib.import_module(module), attribute)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        check_moved(ctx, self.moved, args)
         if args[0] not in self.table:
             import difflib
 
@@ -53,9 +48,3 @@ class LazyGroup(click.Group):
         for title, names in (self.groups or {"Commands": tuple(self.table)}).items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<{max(map(len, self.table))}}", self.table[name][2]) for name in names])
-
-
-def check_moved(ctx: click.Context, moved: Mapping[str, str], args: list[str]) -> None:
-    """Raises ConfigError with the new name if the first of args is an old one."""
-    if args[0] in moved:
-        raise ConfigError(f"`{ctx.command_path} {args[0]}` is now `{moved[args[0]]}`")

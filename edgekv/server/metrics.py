@@ -153,8 +153,6 @@ METRICS = (
            _by_label("tier", lambda prefixes: prefixes.hits)),
     Metric("edgekv_prefix_cache_misses_total", "counter", "Prompt tokens that were not found, by reason.",
            _by_label("reason", lambda prefixes: {reason.value: n for reason, n in prefixes.misses.items()})),
-    Metric("edgekv_store_hits_total", "counter", "Prompts that began with tokens from the prefix cache.", _of_store(lambda of: of.n_hits)),
-    Metric("edgekv_store_misses_total", "counter", "Prompts that did not begin with tokens from the prefix cache.", _of_store(lambda of: of.n_misses)),
     Metric("edgekv_store_tokens_total", "counter", "Prompt tokens that came from the prefix cache and were not computed.",
            _of_store(lambda of: of.n_tokens_loaded)),
     Metric("edgekv_store_blocks", "gauge", "Blocks in the prefix cache, in RAM and on disk.", _of_store(lambda of: of.n_blocks)),

@@ -77,7 +77,6 @@ def test_lists_ranges_and_repeated_options(synthetic):
     (["-d", "4096-0"], "ends before it begins"), (["-p", "many"], "512"), (["-pg", "5"], "512,128"), (["-o", "sql"], "sql"),
     (["--fill", "holes"], "holes"), (["-r", "0"], "0"), (["-ctk", "q9"], "q9"), (["--kv-budget", "lots"], "lots"),
     (["-p", "8", "serve"], "before 'serve'"),
-    (["kv"], "--kld adds predictions, and -p N -n 0 replaces --prefill"), (["kv", "--prefill", "-d", "8"], "--kld adds"),
     (["-d", "many"], "512"), (["-ctk", "q2_k"], "q2_k"), (["--page-size", "0"], "0"), (["-ub", "x"], "512"), (["-d", "1-8*1"], "never ends"),
 ])
 def test_bad_usage(arguments, said):

@@ -1,13 +1,10 @@
-"""`edgekv lab` where its wheel is not installed, the names that its commands had, and what the two wheels hold."""
+"""`edgekv lab` where its wheel is not installed, and what the two wheels hold."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-
-from edgekv.cli.main import cli
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,18 +25,6 @@ def answer(*arguments: str) -> tuple[int, str, str]:
 def test_without_its_wheel_one_sentence_says_how(arguments):
     assert answer("lab", *arguments) == (
         2, "", "edgekv: the laboratory is not installed; in a clone of the repository: pip install ./edgekv/lab\n")
-
-
-@pytest.mark.parametrize(("old", "new"), [
-    *((name, f"lab {name}") for name in ("heads", "quality", "trace", "sim", "report")), ("bench ladder", "lab ladder")])
-def test_an_old_name_is_answered_with_the_new_one(old, new):
-    assert answer(*old.split(), "--help") == (2, "", f"edgekv: `edgekv {old}` is now `edgekv {new}`\n")
-
-
-def test_help_shows_no_old_name():
-    shown = CliRunner().invoke(cli, ["--help"]).output.partition("Run a model")[2]
-    assert "  lab " in shown and not {"heads", "quality", "trace", "sim", "report"} & {line.split()[0] for line in shown.splitlines() if line.startswith("  ")}
-    assert "ladder" not in CliRunner().invoke(cli, ["bench", "--help"]).output
 
 
 def project(path: str) -> dict:

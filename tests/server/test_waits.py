@@ -31,8 +31,8 @@ def test_what_happens_in_the_store_is_counted():
     found = {(sample.name, sample.labels.get("place") or sample.labels.get("tier")): sample.value
              for family in text_string_to_metric_families(text) for sample in family.samples}
     assert {at: found[at] for at in found if at[0].startswith(("edgekv_store", "edgekv_tier_errors"))} == {
-        ("edgekv_store_blocks", None): 5, ("edgekv_store_hits_total", None): 6, ("edgekv_store_misses_total", None): 7,
-        ("edgekv_store_tokens_total", None): 8, ("edgekv_store_waiting_writes", None): 9, ("edgekv_store_dropped_total", None): 10,
+        ("edgekv_store_blocks", None): 5, ("edgekv_store_tokens_total", None): 8,
+        ("edgekv_store_waiting_writes", None): 9, ("edgekv_store_dropped_total", None): 10,
         ("edgekv_store_evicted_total", "ram"): 11, ("edgekv_store_evicted_total", "disk"): 12,
         ("edgekv_store_refused_total", "disk"): 13, ("edgekv_store_refused_total", "remote"): 14,
         ("edgekv_tier_errors_total", "disk"): 15, ("edgekv_tier_errors_total", "remote"): 16,

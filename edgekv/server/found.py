@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,10 +24,10 @@ def whole(pieces: Sequence[BlockPiece], media: Sequence[Medium]) -> tuple[BlockP
 
 def count(pieces: Sequence[BlockPiece], **more: Any) -> CachedTokens:
     """Tokens of a hit's first pieces by their places, and other fields."""
-    by_place = Counter[str]()
-    for piece in pieces:
-        by_place[piece.source] += piece.n
-    return CachedTokens(**by_place, **more)
+    def of(place: str) -> int:
+        return sum(piece.n for piece in pieces if piece.source == place)
+
+    return CachedTokens(ram=of("ram"), disk=of("disk"), remote=of("remote"), **more)
 
 
 def worth(hit: PrefixHit) -> PrefixHit:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
@@ -32,7 +31,7 @@ from edgekv.prefix_cache.files import (
 from edgekv.prefix_cache.format import Refused, encode
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.named import Pin, asked_name, extend_pin, pinned_paths, read_pins, remove_pin
-from edgekv.prefix_cache.place import Child, Outage, Outcome, covered_tails, log
+from edgekv.prefix_cache.place import Child, Outage, Outcome, Place, covered_tails, log
 from edgekv.prefix_cache.place_rates import Rate, rounds
 from edgekv.prefix_cache.results import PlaceStats
 
@@ -41,9 +40,6 @@ T = TypeVar("T")
 BACK_OFF_S = 30.0
 """Seconds until a folder that was not writable is tried again."""
 
-N_READERS = 2
-"""Threads that open and read files."""
-
 REMEMBERED = 4096
 """Blocks whose tokens are known without opening their files; and whose parents are, although the folder may not have them."""
 
@@ -51,7 +47,7 @@ FRESH_S = 1.0
 """Other processes' writes may go uncounted for this long."""
 
 
-class FolderPlace:
+class FolderPlace(Place):
     """One model identity's part of a folder. The bound, and the blocks that `stats` counts, are those of the whole folder."""
 
     name = "disk"
@@ -71,7 +67,6 @@ class FolderPlace:
         self._lock = threading.Lock()  # of the two below
         self._refused: set[Path] = set()
         self._theirs: set[Path] = set()  # files of other users or programs among these, which are never written over
-        self._pool = ThreadPoolExecutor(N_READERS, thread_name_prefix="edgekv-read")
         self._made = self._said_full = False
         try:
             self._make_folder()
@@ -88,9 +83,6 @@ class FolderPlace:
     @property
     def writable(self) -> bool:
         return self._writing.working
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True)
 
     # ---- reading ---------------------------------------------------------------------------------------------------------------------
 
@@ -113,10 +105,7 @@ class FolderPlace:
         return [Child(link, tokens) for link, tokens in found if tokens is not None]
 
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
-        try:
-            return list(self._pool.map(self._open_one, links))
-        except RuntimeError:  # closed meanwhile
-            return [None] * len(links)
+        return [self._open_one(link) for link in links]
 
     def _open_one(self, link: Link) -> ComingBlock | None:
         copy = self._copy(link)

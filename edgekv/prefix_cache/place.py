@@ -85,7 +85,9 @@ class Place(Tier, Protocol):
     def touch(self, chain: Sequence[Link]) -> list[Link]:
         """Note that a chain was used, from its root on; returns the links that the place lacks. No write evicts a block of it until the next call."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End threads and connections."""
+        return
 
 
 def covered_tails(children: Iterable[Child], block: Block | KeptBlock, rounded: bool = False) -> list[Child]:

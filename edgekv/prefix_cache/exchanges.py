@@ -49,11 +49,10 @@ class Exchanges:
 
     def __init__(self, store: PrefixStore, n_layers: int):
         self.store, self._n_layers = store, n_layers
-        self._records: dict[bytes, Record] = {}  # by root
-        self._missed: set[bytes] = set()
+        self._records: dict[bytes, Record | None] = {}  # by root; None: the store has none
 
     def has(self, root: bytes) -> bool:
-        return root in self._records
+        return self._records.get(root) is not None
 
     def insert(self, of: Conversation, readings: np.ndarray, blocks: Sequence[np.ndarray], record: Record) -> None:
         """Keep an exchange. `blocks`: its rows in parts of BLOCK_TOKENS, each uint8 [layout.block_bytes(n)]; the others as in `PrefixStore.insert`."""
@@ -65,15 +64,12 @@ class Exchanges:
     def record(self, of: Conversation, accepts: Reading) -> Record | None:
         """What is known of an exchange; from the store if an earlier process kept it."""
         root = of.root
-        if root not in self._records and root not in self._missed:
+        if root not in self._records:
             hit = self.find(of, accepts, goes_on=0)
             payload = None if hit.snapshot is None or hit.end < len(of.tokens) else hit.snapshot.read()
             self.store.release(hit)
-            if payload is None:
-                self._missed.add(root)
-            else:
-                self._records[root] = Record.parse(payload, self._n_layers)
-        return self._records.get(root)
+            self._records[root] = None if payload is None else Record.parse(payload, self._n_layers)
+        return self._records[root]
 
     def find(self, of: Conversation, accepts: Reading, goes_on: int | None = None) -> PrefixHit:
         """The rows of an exchange, as `PrefixStore.load` gives them. `goes_on`: 0 finds its record too."""

@@ -64,9 +64,8 @@ class FolderPlace(Place):
         self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # by key, of what room was asked for
         self._latest: dict[bytes, int] = {}  # keys of the chain used last, and its times in ns
         self._known_tokens = lru_cache(REMEMBERED)(self._tokens_of)
-        self._lock = threading.Lock()  # of the two below
-        self._refused: set[Path] = set()
-        self._theirs: set[Path] = set()  # files of other users or programs among these, which are never written over
+        self._lock = threading.Lock()  # of the following
+        self._refused: dict[Path, bool] = {}  # and whether they are of other users or programs, and never written over
         self._made = self._said_full = False
         try:
             self._make_folder()
@@ -145,17 +144,15 @@ class FolderPlace(Place):
         return header.tokens
 
     def _skip(self, path: Path, error: OSError) -> None:
-        with self._lock:
-            self._theirs.add(path)
-        self._refuse(path, Refused(f"it cannot be used ({error.strerror})", damaged=False))
+        self._refuse(path, Refused(f"it cannot be used ({error.strerror})", damaged=False), theirs=True)
 
-    def _refuse(self, path: Path, refused: Refused) -> None:
+    def _refuse(self, path: Path, refused: Refused, theirs: bool = False) -> None:
         """Skip a file from now on, and remove it if it is a damaged block of ours. The log reports the first one."""
         with self._lock:
-            if path in self._refused:
+            first, known = not self._refused, path in self._refused
+            self._refused[path] = theirs or self._refused.get(path, False)
+            if known:
                 return
-            first = not self._refused
-            self._refused.add(path)
             self.stats.n_refused += 1
         if first:
             then = "removed" if refused.damaged else "left alone"
@@ -163,7 +160,7 @@ class FolderPlace(Place):
         if refused.damaged:
             with contextlib.suppress(OSError):
                 remove_file(path)
-                self._refused.discard(path)
+                self._refused.pop(path, None)
 
     # ---- writing ---------------------------------------------------------------------------------------------------------------------
 
@@ -230,7 +227,7 @@ class FolderPlace(Place):
                 return Outcome.DECLINED
         copy = block.link.copy(rounded)
         path = self._path(copy)
-        if path in self._theirs:
+        if self._refused.get(path):
             return Outcome.DECLINED
         try:
             if self._made and not self._folder.is_dir():
@@ -256,7 +253,7 @@ class FolderPlace(Place):
                 return Outcome.DECLINED
             self._writing.failed(_why(error))
             return Outcome.LATER
-        self._refused.discard(path)
+        self._refused.pop(path, None)
         self._writing.succeeded()
         return Outcome.WRITTEN
 

@@ -37,7 +37,7 @@ PYTHON = [
     Fault("nearest-snapshot-not-taken", "store: snapshots", STORE + "search.py", "key=lambda one: (-one[1].link.n,", "key=lambda one: (one[1].link.n,"),
     Fault("rows-behind-a-gap", "store: folder", STORE + "store.py", "missed = Miss(unreadable(places), first)\n                break",
           "missed = Miss(unreadable(places), first)\n                continue"),
-    Fault("pin-ends-early", "store: pins", STORE + "ram.py", "max(expires, self._until.get(key, 0.0))", "expires"),
+    Fault("pin-ends-early", "store: ram", STORE + "ram.py", "max(expires, self._until.get(key, 0.0))", "expires"),
     Fault("bound-newest-first", "store: folder", STORE + "folder.py", "key=lambda file: file.used_ns)", "key=lambda file: -file.used_ns)"),
     Fault("block-key-without-settings", "store: identity", STORE + "blocks.py", "bytes([reading, len(read_with)]) + read_with", "bytes([reading])"),
     Fault("outage-not-tried-again", "store: remote", STORE + "place.py", "not self._failed or self._clock() >= self._until", "not self._failed"),

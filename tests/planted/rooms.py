@@ -14,7 +14,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "arrays: nearness": ("arrays/test_nearness.py", "arrays"),
     **{f"memory: {name}": (f"planning/test_{name}.py", "planning") for name in ("context", "roofline", "type_choice")}, "models": ("models",),
     **{f"store: {name}": ("prefix_cache/test_state_machine.py", "prefix_cache/test_faults_machine.py", f"prefix_cache/test_{name}.py", "prefix_cache")
-       for name in ("ram", "pins", "folder", "identity", "remote", "snapshots")},
+       for name in ("ram", "folder", "identity", "remote", "snapshots")},
     "store: coming": ("prefix_cache/test_faults_machine.py", "prefix_cache/test_bound_of_ram.py", "prefix_cache"),
     "rates": ("lab/test_rates.py", "planning/test_calibration.py", "planning/test_roofline.py"),
     "lab": ("lab/test_intervals.py", "bench/test_bench.py", "lab/test_quality.py"), "lab tasks": ("lab/test_tasks.py",),

@@ -53,7 +53,7 @@ def test_what_was_not_noted_goes_with_what_it_follows(store, tmp_path):
     keep(store, tmp_path, COMMON, "a1")
     save_through(store, ONE)
     delete(store, tmp_path, "a1")
-    assert not list(scan(tmp_path)) and n_restored(store, ONE) == 0
+    assert not list(scan(tmp_path)) and n_restored(store, ONE) == 0 and store.stats().ram.n_blocks == 0
 
 
 def test_what_waits_for_the_writer_is_not_written(store, tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 2_836,
     "tests/proof": 238,
     "tests/runtime": 6_138,
-    "tests/server": 8_551,
+    "tests/server": 8_532,
     "tests/support": 4_252,
     "tests/templates": 153,
     "tests/tiering": 1_180,

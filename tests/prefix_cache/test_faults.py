@@ -1,11 +1,13 @@
 """Faults below RAM of which the machine has no rule: other users, processes that share, threads, disks that are really full
 (test_faults_machine.py)."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,14 +25,6 @@ TOKENS = [conversation(600, seed) for seed in range(3)]
 
 # ---- several processes, and threads ------------------------------------------------------------------------------------------------
 
-HOLDER = """
-import fcntl, sys, time
-file = open(sys.argv[1], "wb")
-fcntl.flock(file, fcntl.LOCK_EX)
-print(flush=True)
-time.sleep(99)
-"""
-
 
 def test_temporaries_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path):
     store, tokens = open_store(tmp_path), conversation(300)
@@ -39,12 +33,10 @@ def test_temporaries_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_pa
     parent = next(scan(tmp_path)).path.parent
     dead, living = parent / f"{TEMPORARY}1-0", parent / f"{TEMPORARY}1-1"
     dead.write_bytes(b"half")
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(living)], stdout=subprocess.PIPE)
-    holder.stdout.readline()
-    open_store(tmp_path)
-    assert not dead.exists() and living.exists()
-    holder.kill()
-    holder.wait()
+    with living.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        open_store(tmp_path)
+        assert not dead.exists() and living.exists()
     open_store(tmp_path)
     assert not living.exists()
 
@@ -86,24 +78,17 @@ def test_one_that_exists_is_no_failure(tmp_path, monkeypatch, caplog):
 
 def test_threads_share_a_store(tmp_path):
     store = open_store(tmp_path, ram_bytes=100_000, folder_bytes=300_000)
-    system, errors = conversation(512, 1000), []
+    system = conversation(512, 1000)
 
     def work(seed: int) -> None:
-        try:
-            for n in range(12):
-                tokens = conversation(100 + 40 * n, seed, after=system)
-                save(store, tokens)
-                n_restored(store, tokens)
-                assert store.stats().ram.n_bytes <= 100_000
-        except BaseException as error:
-            errors.append(error)
+        for n in range(12):
+            tokens = conversation(100 + 40 * n, seed, after=system)
+            save(store, tokens)
+            n_restored(store, tokens)
+            assert store.stats().ram.n_bytes <= 100_000
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
     assert store.flush(20)
     store.close()
     for seed in range(6):
@@ -216,14 +201,7 @@ def test_one_that_vanishes_between_two_looks_is_no_outage(folder, monkeypatch, c
 
 
 def test_many_threads_and_one_that_cannot_be_read(folder):
-    path = file_of(folder, 1)
-    store, found = open_store(folder), []
-    threads = [threading.Thread(target=lambda which=which: found.append((which, restore(store, TOKENS[which], 0, Reading.EXACT).n_tokens)))
-               for which in (0, 1, 2) * 4]
-    with theirs({path}):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(found) == [(0, 600)] * 4 + [(1, 0)] * 4 + [(2, 600)] * 4
+    path, store = file_of(folder, 1), open_store(folder)
+    with theirs({path}), ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(lambda tokens: restore(store, tokens, 0, Reading.EXACT).n_tokens, 4 * TOKENS)) == [600, 0, 600] * 4
     assert store.stats().disk.n_refused == 1

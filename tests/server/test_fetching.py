@@ -1,6 +1,5 @@
 """The server fetches a prompt's rows from a shared server while it answers others; those of a prompt that waits are used or given back once."""
 
-import http.client
 import json
 import threading
 import time
@@ -14,7 +13,7 @@ import pytest
 from msgspec import structs
 from support import prefix_server
 from support.calls import Held, watch
-from support.clients import send, until
+from support.clients import Endpoint, request_bytes, until
 from support.prefix_server import EXACT, apart, ask, n_read
 from support.redis_server import RedisServer
 
@@ -60,7 +59,7 @@ def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, 
     monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)  # computing would be quicker
     with serve(tiny, shared, kv) as server, ThreadPoolExecutor(2) as pool:
         running = pool.submit(ask, server, apart(2, 30), 400, id_slot=0)
-        until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
+        until(Endpoint(server).n_busy)
         held = Held(monkeypatch, RedisPlace, what)
         comes = pool.submit(ask, server, apart(1), id_slot=1)
         assert held.begun.wait(30)
@@ -80,7 +79,7 @@ def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
     with prefix_server.serve(tiny, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
         held = Held(monkeypatch, RedisPlace, "_fill")
         running = pool.submit(ask, server, apart(2, 30), 1500)
-        until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
+        until(Endpoint(server).n_busy)
         waits = pool.submit(ask, server, apart(1))
         assert held.begun.wait(30)
         held.go_on.set()
@@ -97,8 +96,7 @@ def test_a_client_that_leaves_leaves_nothing_behind(tiny, shared, monkeypatch):
     first = keep(tiny, shared)
     with serve(tiny, shared) as server:
         held = Held(monkeypatch, RedisPlace, "_fill")
-        client = http.client.HTTPConnection(server.url.removeprefix("http://"))
-        client.request("POST", "/completion", json.dumps({"prompt": apart(1), "n_predict": 4}), {"Content-Type": "application/json"})
+        client = Endpoint(server).send(request_bytes("/completion", json.dumps({"prompt": apart(1), "n_predict": 4}).encode()))
         assert held.begun.wait(30) and len(fetches()) == 1
         client.close()
         until(lambda: not server.prefixes._fetches)  # every answer of /slots lets the server look a second later whether its clients are there

@@ -27,10 +27,6 @@ def server(wordy_model, tmp_path_factory) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def _empty(server: Server) -> None:
-    empty(server)
-
-
-def empty(server: Server) -> None:
     """Forget what other tests left, in the slot too."""
     post(server.url, "/completion", {"prompt": "x", "n_predict": 1, "cache_prompt": False})
     server.settle()

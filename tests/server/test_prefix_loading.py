@@ -4,7 +4,6 @@ behind rows that stayed, where the prompt is cut at the same places."""
 import json
 import logging
 import shutil
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +15,8 @@ import numpy as np
 import pytest
 from support import prefix_server
 from support.arithmetic import Said, apart, bound_beside_others, check_near
-from support.calls import watch
-from support.clients import send
+from support.calls import Held, watch
+from support.clients import Endpoint, request_bytes, send
 from support.faulty import flip
 from support.prefix_server import EXACT, SPARSE
 
@@ -225,27 +224,19 @@ def test_an_end_in_the_middle(model, tmp_path, monkeypatch, stops):
     keep(model, EXACT, tmp_path, conversation(1))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.kv")}
     stayed = {len(prompt) - 1: read_anew(model, EXACT, conversation(1), prompt, prompt), N: read_anew(model, EXACT, conversation(1), prompt)}
-    asked, go_on = threading.Event(), threading.Event()
-
-    def hold(_reader: BlockReader, layers: range, _out: np.ndarray) -> None:
-        if layers.stop == N_LAYERS:
-            asked.set()
-            go_on.wait(20)
-
     with serve(model, EXACT, tmp_path) as server:
-        watch(monkeypatch, BlockReader, "read", hold)
-        client = socket.create_connection(("127.0.0.1", server.port))
+        held = Held(monkeypatch, BlockReader, "read", lambda _reader, layers, _out: layers.stop == N_LAYERS)
         body = json.dumps({"prompt": prompt, "n_predict": 100, "stream": True}).encode()
-        client.sendall(b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-        assert asked.wait(20)
+        client = Endpoint(server).send(request_bytes("/completion", body))
+        assert held.begun.wait(20)
         client.close()
         if stops:
-            threading.Timer(0.2, go_on.set).start()
+            threading.Timer(0.2, held.go_on.set).start()
         else:
-            go_on.set()
+            held.go_on.set()
             answer = ask(server, prompt)
             same(answer, stayed[answer["timings"]["cache_n"]])
-    assert go_on.is_set()
+    assert held.go_on.is_set()
     assert {path: path.read_bytes() for path in before} == before
 
 

@@ -19,15 +19,16 @@ def watch(patch: pytest.MonkeyPatch, where: object, name: str, call: Callable[..
 
 
 class Held:
-    """Calls of `where.name` wait until they may go on."""
+    """Calls of `where.name`, or those of them that `which` says by their arguments, wait until they may go on."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, where: object, name: str):
-        self.go_on, self.begun = threading.Event(), threading.Event()
+    def __init__(self, patch: pytest.MonkeyPatch, where: object, name: str, which: Callable[..., bool] = lambda *_: True):
+        self.go_on, self.begun, self._which = threading.Event(), threading.Event(), which
         self.threads: list[str] = []
         """Names of those that call."""
         watch(patch, where, name, self._hold)
 
-    def _hold(self, *_: Any) -> None:
-        self.threads.append(threading.current_thread().name)
-        self.begun.set()
-        self.go_on.wait(60)
+    def _hold(self, *arguments: Any) -> None:
+        if self._which(*arguments):
+            self.threads.append(threading.current_thread().name)
+            self.begun.set()
+            self.go_on.wait(60)

@@ -321,19 +321,20 @@ def test_rows_that_are_gone_are_read_again(tiny, monkeypatch):
     assert sum(n for _, n in runs(asked, "back")) <= n_new(asked) < N_CTX / 2
 
 
-def test_refusals(tiny, synthetic):
-    with pytest.raises(ConfigError, match="add --when-full roll"):
-        recalling_server(tiny, when_full=WhenFull.STOP)
-    with pytest.raises(ConfigError, match="mode evict drops tokens by itself"):
-        rolling(tiny, {"mode": "evict", "evict_to": 256})
-    with pytest.raises(ConfigError, match="mode evict drops tokens one by one"):
-        recalling_server(tiny, {"mode": "evict", "evict_to": 256}, when_full=WhenFull.STOP)
-    with pytest.raises(ConfigError, match="--recall ram keeps exchanges in the memory of --cache-ram"):
-        recalling_server(tiny, store=None)
-    with pytest.raises(ConfigError, match="does not go with a draft model"):
-        recalling_server(tiny, draft=Path("draft.gguf"))
-    with pytest.raises(ConfigError, match="does not go with a projector"):
-        recalling_server(tiny, extra=("--mmproj", "projector.gguf"))
+EVICT = {"mode": "evict", "evict_to": 256}
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ({"when_full": WhenFull.STOP}, "add --when-full roll"), ({"kv": EVICT, "recall": None}, "mode evict drops tokens by itself"),
+    ({"kv": EVICT, "when_full": WhenFull.STOP}, "mode evict drops tokens one by one"),
+    ({"store": None}, "--recall ram keeps exchanges in the memory of --cache-ram"), ({"draft": Path("draft.gguf")}, "does not go with a draft model"),
+    ({"extra": ("--mmproj", "projector.gguf")}, "does not go with a projector")], ids=str)
+def test_what_does_not_go_together_is_refused(tiny, more: dict, said: str):
+    with pytest.raises(ConfigError, match=said):
+        recalling_server(tiny, **more)
+
+
+def test_models_whose_tokens_cannot_come_back(synthetic):
     with pytest.raises(ModelError, match="keeps compressed rows"):
         recalling_server(synthetic("deepseek2"))
     for kind in ("lfm2", "gemma2"):

@@ -213,7 +213,8 @@ def test_who_takes_rounded_rows_finds_them_and_nobody_else(tmp_path):
     assert not any(map(fault_of, scan(tmp_path)))
 
 
-def test_rows_as_they_were_read_replace_rounded_ones(tmp_path):
+@pytest.mark.parametrize("by", ["a person", "a client"])
+def test_rows_as_they_were_read_replace_rounded_ones_and_both_are_removed(tmp_path, by):
     tokens = conversation(300)
     save(open_store(tmp_path), tokens)
     store = open_store(tmp_path)
@@ -224,22 +225,14 @@ def test_rows_as_they_were_read_replace_rounded_ones(tmp_path):
     store.close()
     other = open_store(tmp_path)
     assert {piece.reading for piece in restored(other, tokens)} == {Reading.EXACT}
-    other.close()
-    (chain,) = list_chains(tmp_path)
-    assert (chain.reading, chain.n_tokens, len(chain.copies)) == (Reading.EXACT, 300, 2)
-    remove_chains([chain], [chain])
+    if by == "a client":
+        kept = Kept(other, [WHO.root_key()])
+        assert kept.remove(kept.prompts()) == 300 * LAYOUT.token_bytes() and not kept.prompts()
+    else:
+        (chain,) = list_chains(tmp_path)
+        assert (chain.reading, chain.n_tokens, len(chain.copies)) == (Reading.EXACT, 300, 2)
+        remove_chains([chain], [chain])
     assert not endings(tmp_path)
-
-
-def test_a_client_removes_both_copies(tmp_path):
-    tokens = conversation(300)
-    save(open_store(tmp_path), tokens)
-    store = open_store(tmp_path)
-    save(store, tokens, may_round=False)
-    kept = Kept(store, [WHO.root_key()])
-    assert len(endings(tmp_path)) == 4 and kept.remove(kept.prompts()) == 300 * LAYOUT.token_bytes()
-    assert not endings(tmp_path) and not kept.prompts()
-    store.close()
 
 
 def test_what_was_rounded_is_not_rounded_again(tmp_path):

@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 2_807,
     "tests/proof": 238,
     "tests/runtime": 6_138,
-    "tests/server": 8_500,
+    "tests/server": 8_487,
     "tests/support": 4_253,
     "tests/templates": 153,
     "tests/tiering": 1_180,

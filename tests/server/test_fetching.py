@@ -30,7 +30,8 @@ OFF = {"mode": "off"}
 
 
 @pytest.fixture
-def shared(tmp_path) -> Iterator[StoreSettings]:
+def shared(tmp_path, monkeypatch) -> Iterator[StoreSettings]:
+    monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)  # computing would be quicker
     server = RedisServer(tmp_path)
     yield StoreSettings(ram_bytes=64 << 20, url=server.url, url_timeout_s=20.0)
     server.kill()
@@ -40,8 +41,8 @@ def serve(model: Path, store: StoreSettings, kv: dict = EXACT) -> Server:
     return prefix_server.serve(model, kv, store, n_ctx=4096, n_slots=2)
 
 
-def keep(model: Path, store: StoreSettings, kv: dict = EXACT, seed: int = 1) -> dict:
-    return prefix_server.keep(model, kv, store, apart(seed))[0]
+def keep(model: Path, store: StoreSettings, kv: dict = EXACT) -> dict:
+    return prefix_server.keep(model, kv, store, apart(1))[0]
 
 
 def fetches() -> list[threading.Thread]:
@@ -56,7 +57,6 @@ WHATS = pytest.mark.parametrize("what", ["have", "open", "_fill"], ids=["the que
 def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, what):
     """The prompt waits until its rows come; meanwhile one conversation ends, and another begins and ends."""
     first = keep(tiny, shared, kv)
-    monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)  # computing would be quicker
     with serve(tiny, shared, kv) as server, ThreadPoolExecutor(2) as pool:
         running = pool.submit(ask, server, apart(2, 30), 400, id_slot=0)
         until(Endpoint(server).n_busy)
@@ -75,7 +75,6 @@ def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, 
 def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
     """The only slot answers. When it is free, nothing is fetched twice."""
     first = keep(tiny, shared)
-    monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)
     with prefix_server.serve(tiny, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
         held = Held(monkeypatch, RedisPlace, "_fill")
         running = pool.submit(ask, server, apart(2, 30), 1500)
@@ -123,7 +122,6 @@ def test_a_server_ends_while_it_fetches(tiny, shared, monkeypatch, what):
 
 def test_two_that_begin_alike_are_fetched_once(tiny, shared, monkeypatch):
     keep(tiny, shared)
-    monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)
     filled: list[tuple[bytes, range]] = []
     watch(monkeypatch, RedisPlace, "_fill", lambda _place, header, _first, layers, _out: (filled.append((header.link.key, layers)), time.sleep(0.05)))
     with serve(tiny, shared) as server, ThreadPoolExecutor(2) as pool:

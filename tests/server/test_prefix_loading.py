@@ -16,7 +16,7 @@ import pytest
 from support import prefix_server
 from support.arithmetic import Said, apart, bound_beside_others, check_near
 from support.calls import Held, watch
-from support.clients import Endpoint, request_bytes, send
+from support.clients import Endpoint, request_bytes, send, until
 from support.faulty import flip
 from support.prefix_server import EXACT, SPARSE
 
@@ -32,6 +32,8 @@ from edgekv.server.server import Server
 MODES = pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
 N, N_LAYERS = 700, 6
 conversation = partial(prefix_server.conversation, n=N)
+KEPT = conversation(1)
+PROMPT = [*KEPT, *conversation(2, n=40)]
 N_OTHER = 600
 """Tokens of an answer beside which another one begins."""
 
@@ -106,32 +108,22 @@ def bound_of(server: Server, prompt: list[int], n: int) -> float:
 @MODES
 def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, monkeypatch, kv):
     """The last layer is held back until the first tokens of the rest were computed in the layers before it."""
-    prompt = [*conversation(1), *conversation(2, n=40)]
-    keep(model, kv, tmp_path, conversation(1), n_threads=2)
-    stayed = read_anew(model, kv, conversation(1), prompt, n_threads=2)
-    order: list[str] = []
+    keep(model, kv, tmp_path, KEPT, n_threads=2)
+    stayed = read_anew(model, kv, KEPT, PROMPT, n_threads=2)
+    computed: list[bool] = []
     with serve(model, kv, tmp_path, n_threads=2) as server:
         ask(server, conversation(3, n=300))
         runtime = server.runtime
         assert runtime is not None and runtime.tokens.arrivals.can_wait
-        computing = threading.Event()
 
         def hold(_reader: BlockReader, layers: range, _out: np.ndarray) -> None:
-            if layers.stop == N_LAYERS:
-                order.append("asked for the last layer")
-                # the rows of the rest, which the first layer stores when it is computed
-                deadline = threading.Event()
-                for _ in range(3000):
-                    if holds(runtime, 0, N + 39) and not holds(runtime, N_LAYERS - 1, N - 1):
-                        computing.set()
-                        order.append("the first layer was computed")
-                        break
-                    deadline.wait(0.01)
+            if layers.stop == N_LAYERS:  # the rest has rows in the first layer once that is computed
+                until(lambda: holds(runtime, 0, N + 39) and not holds(runtime, N_LAYERS - 1, N - 1), 30)
+                computed.append(True)
 
         watch(monkeypatch, BlockReader, "read", hold)
-        answer = ask(server, prompt)
-        assert answer["timings"]["cache_n"] >= N - 1
-    assert computing.is_set() and order[0] == "asked for the last layer"
+        answer = ask(server, PROMPT)
+        assert answer["timings"]["cache_n"] >= N - 1 and computed
     same(answer, stayed)
 
 
@@ -149,7 +141,7 @@ def damage(folder: Path, which: int, layer: int) -> None:
     """Flip a bit of a block's rows in a layer."""
     for path in folder.rglob("*.kv"):
         header = read_header(path)
-        if header.tokens[:8].tolist() == conversation(1)[256 * which : 256 * which + 8]:
+        if header.tokens[:8].tolist() == KEPT[256 * which : 256 * which + 8]:
             path.write_bytes(flip(header.start + int(header.layout.layer_starts(header.link.n)[layer]))(path.read_bytes()))
             return
     raise AssertionError("there is no such block")
@@ -159,14 +151,13 @@ def damage(folder: Path, which: int, layer: int) -> None:
 @pytest.mark.parametrize("which", [0, 1])
 def test_damage_in_a_late_layer_is_read_again(model, tmp_path, caplog, kv, which):
     """The fault shows after two layers. The server reads what was to come up to its end, and then the rest."""
-    prompt = [*conversation(1), *conversation(2, n=40)]
-    keep(model, kv, tmp_path, conversation(1))
-    stayed = read_anew(model, kv, *([prompt[:256]] if which else []), conversation(1), prompt)
+    keep(model, kv, tmp_path, KEPT)
+    stayed = read_anew(model, kv, *([PROMPT[:256]] if which else []), KEPT, PROMPT)
     damage(tmp_path, which, N_LAYERS - 1)
     log = tmp_path / "log"
     with serve(model, kv, tmp_path, log_file=log) as server, caplog.at_level(logging.WARNING, "edgekv"):
-        answer = ask(server, prompt)
-        again = ask(server, [*prompt, 300])
+        answer = ask(server, PROMPT)
+        again = ask(server, [*PROMPT, 300])
     same(answer, stayed)
     said = [record.getMessage() for record in caplog.records if record.name in ("edgekv", "edgekv.requests")]
     assert f"the rows of layer {N_LAYERS - 1} are damaged" in said[0]
@@ -177,17 +168,17 @@ def test_damage_in_a_late_layer_is_read_again(model, tmp_path, caplog, kv, which
 
 def test_damage_in_a_prompt_that_is_kept_whole(model, tmp_path):
     """Its last token is computed in any case, and was never counted."""
-    keep(model, EXACT, tmp_path, conversation(1))
+    keep(model, EXACT, tmp_path, KEPT)
     damage(tmp_path, 1, N_LAYERS - 1)
     with serve(model, EXACT, tmp_path) as server:
-        assert ask(server, conversation(1))["timings"]["cache_n"] == 256
+        assert ask(server, KEPT)["timings"]["cache_n"] == 256
 
 
 def test_damage_while_another_answer_runs(model, tmp_path, monkeypatch):
     """The request's token is in the batch that fails, and comes all the same."""
-    prompt, other = [*conversation(1), *conversation(2, n=40)], conversation(5, n=300)
-    keep(model, EXACT, tmp_path, conversation(1))
-    (alone, bound), (other_alone, other_bound) = answers_and_bounds(model, (prompt, 6), (other, N_OTHER))
+    other = conversation(5, n=300)
+    keep(model, EXACT, tmp_path, KEPT)
+    (alone, bound), (other_alone, other_bound) = answers_and_bounds(model, (PROMPT, 6), (other, N_OTHER))
     damage(tmp_path, 1, N_LAYERS - 2)
     with serve(model, EXACT, tmp_path, n_slots=2, n_ctx=4096) as server, ThreadPoolExecutor(1) as pool:
         ran = []
@@ -196,7 +187,7 @@ def test_damage_while_another_answer_runs(model, tmp_path, monkeypatch):
         while not any(slot["is_processing"] and slot["n_decoded"] > 5 for slot in slots(server)):
             assert not running.done(), "an answer of so many tokens is too short for this machine"
             time.sleep(0.01)
-        answer = ask(server, prompt)
+        answer = ask(server, PROMPT)
         assert ran and all(ran)
         check_near(alone, said(answer), bound)
         check_near(other_alone, said(running.result()), other_bound)
@@ -220,13 +211,12 @@ def test_two_that_come_back_at_once(model, tmp_path):
 def test_an_end_in_the_middle(model, tmp_path, monkeypatch, stops):
     """Nothing waits, nothing in the folder changes, and the next request is answered. It begins behind all but the last token, where the
     rest was read though the client had left, or behind the loaded rows."""
-    prompt = [*conversation(1), *conversation(2, n=40)]
-    keep(model, EXACT, tmp_path, conversation(1))
+    keep(model, EXACT, tmp_path, KEPT)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.kv")}
-    stayed = {len(prompt) - 1: read_anew(model, EXACT, conversation(1), prompt, prompt), N: read_anew(model, EXACT, conversation(1), prompt)}
+    stayed = {len(PROMPT) - 1: read_anew(model, EXACT, KEPT, PROMPT, PROMPT), N: read_anew(model, EXACT, KEPT, PROMPT)}
     with serve(model, EXACT, tmp_path) as server:
         held = Held(monkeypatch, BlockReader, "read", lambda _reader, layers, _out: layers.stop == N_LAYERS)
-        body = json.dumps({"prompt": prompt, "n_predict": 100, "stream": True}).encode()
+        body = json.dumps({"prompt": PROMPT, "n_predict": 100, "stream": True}).encode()
         client = Endpoint(server).send(request_bytes("/completion", body))
         assert held.begun.wait(20)
         client.close()
@@ -234,7 +224,7 @@ def test_an_end_in_the_middle(model, tmp_path, monkeypatch, stops):
             threading.Timer(0.2, held.go_on.set).start()
         else:
             held.go_on.set()
-            answer = ask(server, prompt)
+            answer = ask(server, PROMPT)
             same(answer, stayed[answer["timings"]["cache_n"]])
     assert held.go_on.is_set()
     assert {path: path.read_bytes() for path in before} == before
@@ -245,8 +235,8 @@ def test_an_end_in_the_middle(model, tmp_path, monkeypatch, stops):
 def test_a_load_under_the_computation_is_as_one_before_it(model, tmp_path, monkeypatch, kv, n_more):
     """The answer and its rows are the same: sketches are built from loaded rows. Where all is known the last token is computed anew, in a
     cell that the load must leave alone."""
-    prompt = [*conversation(1), *conversation(2, n=1 + n_more)[1:]]
-    keep(model, kv, tmp_path / "kept", conversation(1))
+    prompt = [*KEPT, *conversation(2, n=1 + n_more)[1:]]
+    keep(model, kv, tmp_path / "kept", KEPT)
     seen = []
     for overlaps in (True, False):
         folder = tmp_path / str(overlaps)
@@ -267,10 +257,9 @@ def test_a_load_under_the_computation_is_as_one_before_it(model, tmp_path, monke
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_dies_in_the_middle_of_a_load(model, tmp_path, monkeypatch, dies_of):
     """The decode that waits for its rows fails, and the prompt is read again."""
-    keep(model, EXACT, tmp_path, conversation(1))
-    prompt = [*conversation(1), *conversation(2, n=40)]
+    keep(model, EXACT, tmp_path, KEPT)
     with serve(model, EXACT, None) as server:
-        alone = ask(server, prompt, cache_prompt=False)["tokens"]
+        alone = ask(server, PROMPT, cache_prompt=False)["tokens"]
     n_writes: list[int] = []
 
     def die(*_: object) -> None:
@@ -280,6 +269,6 @@ def test_a_thread_that_dies_in_the_middle_of_a_load(model, tmp_path, monkeypatch
 
     with serve(model, EXACT, tmp_path) as server:
         watch(monkeypatch, Tokens, "write", die)
-        answer = ask(server, prompt)
+        answer = ask(server, PROMPT)
         assert answer["tokens"] == alone and len(n_writes) == 5
         assert answer["timings"]["cache_n"] == 0

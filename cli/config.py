@@ -96,14 +96,14 @@ def show(output: str, command: str, arguments: tuple[str, ...]) -> int:
     ARGUMENTS are those that would follow the command: `edgekv config show serve --parallel 4`. What llama.cpp's server would take from variables
     and files of its own comes last.
     """
-    from edgekv.server.server_options import llama_settings
+    from edgekv.server.llama_settings import settings
 
     outer = click.Context(click.Group("edgekv"), info_name="edgekv")
     known = commands()
     use_config_file(outer, known)
     with outer, known[command].make_context(command, list(arguments), parent=outer) as inner:
         rows = [_row(name, parameter, inner) for name, parameter in keys(known[command]).items()]
-    rows += [{"option": f"llama.cpp's {one.option}", "value": one.value, "source": one.source} for one in llama_settings()]
+    rows += [{"option": f"llama.cpp's {one.name}", "value": one.value, "source": one.source} for one in settings()]
     print_rows(rows, _COLUMNS, output)
     return EXIT_OK
 

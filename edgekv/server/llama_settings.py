@@ -7,32 +7,26 @@ from pathlib import Path
 
 from msgspec import Struct
 
-OURS = frozenset(("--model", "--host", "--port", "--parallel", "--ctx-size", "--batch-size", "--cache-type-k", "--cache-type-v", "--flash-attn", "--fit",
-                  "--cache-ram", "--offline", "--ui", "--cors-origins", "--metrics", "--timeout", "--threads"))
-"""Options that our command line always gives: what else sets them has no effect. (--alias, which it gives too, adds a name.)"""
+OURS = {
+    **{f"--{name}": f"LLAMA_ARG_{name.upper().replace('-', '_')}" for name in (
+        "model", "host", "port", "ctx-size", "cache-type-k", "cache-type-v", "flash-attn", "fit", "cache-ram", "offline", "ui", "cors-origins", "timeout",
+        "threads")},
+    "--parallel": "LLAMA_ARG_N_PARALLEL", "--batch-size": "LLAMA_ARG_BATCH", "--metrics": "LLAMA_ARG_ENDPOINT_METRICS"}
+"""Options that our command line always gives, and their variables: what else sets them has no effect. (--alias, which it gives too, adds a name.)"""
 
-_WITHOUT_OPTION = ("LLAMA_MEDIA_MARKER", "LLAMA_ATTN_ROT_DISABLE", "LLAMA_GRAPH_REUSE_DISABLE")
-_SECRETS = ("--api-key", "--mcp-servers-json")
-_PREFIXES = ("LLAMA_", "MTMD_")
+_OTHERS = ("LLAMA_API_KEY", "LLAMA_MEDIA_MARKER", "LLAMA_ATTN_ROT_DISABLE", "LLAMA_GRAPH_REUSE_DISABLE", "MTMD_BACKEND_DEVICE")
+"""Variables that llama.cpp's server reads beside LLAMA_ARG_*."""
+_SECRETS = ("LLAMA_API_KEY", "api-key", "LLAMA_ARG_MCP_SERVERS_JSON", "mcp-servers-json")
 _SECTION = re.compile(r"\[\s*([^]]*?)\s*\]")
 _ENTRY = re.compile(r"([A-Za-z_][\w.-]*)[ \t]*=[ \t]*(.*?)[ \t]*(?:[;#].*)?")
 
 
 class LlamaSetting(Struct, frozen=True):
-    """option: its long name, or the variable's where there is no option. source: as `edgekv config show` names it."""
+    """name: as it is written there. source: as `edgekv config show` names it."""
 
-    option: str
+    name: str
     value: str
     source: str
-
-
-class _Option(Struct, frozen=True):
-    names: tuple[str, ...]
-    variable: str
-
-    def name(self, is_off: bool = False) -> str:
-        """The first long name, or that which switches it off."""
-        return next(name for name in self.names if name.startswith("--no-" if is_off else "--"))
 
 
 def files() -> list[Path]:
@@ -55,33 +49,9 @@ def entries(path: Path) -> Iterator[tuple[str, str]]:
             yield entry[1], entry[2]
 
 
-def any_set() -> bool:
-    """Whether there may be a setting."""
-    return bool(files()) or any(name.startswith(_PREFIXES) for name in os.environ)
-
-
-def settings(option_help: str) -> list[LlamaSetting]:
-    """The settings that have an effect, or are refused at the start. option_help: the help of llama.cpp's server. Variables go before files."""
-    options = [option for option in _options(option_help) if not OURS & set(option.names)]
-    found = {name: (os.environ[name], f"variable {name}") for name in _WITHOUT_OPTION if name in os.environ}
-    for path in files():
-        said = dict(entries(path))
-        for option in options:
-            for key in said.keys() & {option.variable, *(name.lstrip("-") for name in option.names)}:
-                found[f"--{key}" if f"--{key}" in option.names else option.name()] = said[key], f"file {path}"
-    for option in options:
-        negation = option.variable.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") if any(name.startswith("--no-") for name in option.names) else ""
-        variable = next((name for name in (negation, option.variable) if name in os.environ), None)
-        if variable is not None:
-            found[option.name(is_off=variable == negation)] = os.environ[variable], f"variable {variable}"
-    return [LlamaSetting(name, "..." if name in _SECRETS else value, source) for name, (value, source) in found.items()]
-
-
-def _options(text: str) -> Iterator[_Option]:
-    """Options that have a variable of llama.cpp's own. The help has an option's names at the beginning of its first line, and its variable last."""
-    names: tuple[str, ...] = ()
-    for line in text.splitlines():
-        if line.startswith("-") and (said := re.match(r"(?:-[\w-]+,? *)+", line)):
-            names = tuple(name.rstrip(",") for name in said[0].split())
-        if (variable := re.search(r"\(env: (\w+)\)", line)) and variable[1].startswith(_PREFIXES):
-            yield _Option(names, variable[1])
+def settings() -> list[LlamaSetting]:
+    """What llama.cpp's server takes beside our command line, or is refused at the start. Variables go before files."""
+    found = [(key, value, f"file {path}") for path in files() for key, value in entries(path)]
+    found += [(name, value, f"variable {name}") for name, value in os.environ.items() if name.startswith("LLAMA_ARG_") or name in _OTHERS]
+    return [LlamaSetting(name, "..." if name in _SECRETS else value, source) for name, value, source in found
+            if f"--{name}" not in OURS and name not in OURS.values()]

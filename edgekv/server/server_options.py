@@ -22,7 +22,7 @@ from edgekv.planning import later
 from edgekv.planning.fit import in_tokens, unifies
 from edgekv.planning.later import DRAFTS, PROJECTOR
 from edgekv.prefix_cache.settings import RecallSettings, StoreSettings
-from edgekv.server.llama_settings import LlamaSetting, any_set, entries, files, settings
+from edgekv.server.llama_settings import entries, files
 from edgekv.server.log import bare_message
 from edgekv.server.sites import is_public, parse_origin
 
@@ -282,19 +282,11 @@ def check_extra(extra: tuple[str, ...]) -> None:
         raise ConfigError(f"llama.cpp's server does not take {' '.join(extra)}: {reason}")
 
 
-def llama_settings() -> list[LlamaSetting]:
-    """What llama.cpp's server takes from its own variables and files, beside our command line."""
-    if not any_set():
-        return []
-    without = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")} | {"XDG_CONFIG_HOME": os.devnull}
-    return settings(try_extra(("--help",), without).stdout)  # with a wrong value it would give no help
-
-
-def try_extra(extra: tuple[str, ...], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Let a child process parse the options: some make llama.cpp's server print a text and call exit(). environment: None: this one."""
+def try_extra(extra: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Let a child process parse the options: some make llama.cpp's server print a text and call exit()."""
     argv = ["llama-server", "--model", "no such file", "--host", LOOPBACK, "--port", "0", "--offline", "--no-ui", *extra]
     command = [sys.executable, "-c", _TRIAL.format(sys.path), *argv]
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
 
 
 def free_port(host: str, port: int) -> int:

@@ -47,7 +47,7 @@ BLOCK_COLUMNS = [
 N_SHOWN = 32
 """First tokens that `show` lists."""
 
-folder_option = option("--cache-dir", "folder", envvar="EDGEKV_CACHE_DIR", type=click.Path(path_type=Path, file_okay=False),
+folder_option = option("--cache-dir", "folder", envvar="EDGEKV_CACHE_DIR", type=click.Path(path_type=Path, file_okay=False), default=default_folder,
                        help="The folder of the prefixes.  [default: edgekv/prefixes in the user's cache folder]")
 
 
@@ -69,20 +69,22 @@ def cache() -> None:
 ))
 @folder_option
 @output_option("json", "csv", "md")
-def list_(folder: Path | None, output: str) -> None:
+def list_(folder: Path, output: str) -> None:
     """List stored conversations: model, tokens, bytes, reading, last use, and the names that pin them.
 
     Conversations with a common beginning share its blocks; "own" counts the blocks of one alone, which `edgekv cache rm` frees. Models that keep
     more than rows (windows, recurrent states) also have snapshots.
     """
-    chains = _chains(folder)
+    from edgekv.prefix_cache.listing import list_chains
+
+    chains = list_chains(folder)
     if chains or output != "table":
         print_rows([_row(chain) for chain in chains], LIST_COLUMNS, output)
     if output == "table":
         files = {file.path: file.n_bytes for chain in chains for file in chain.files}
         snapshots = {file.path: file.n_bytes for chain in chains for file in chain.snapshots}
         beside = f", {len(snapshots)} snapshots, {size(sum(snapshots.values()))}" if snapshots else ""
-        click.echo(f"{len(chains)} conversations in {len(files)} blocks, {size(sum(files.values()))}{beside} in {_folder(folder)}", err=True)
+        click.echo(f"{len(chains)} conversations in {len(files)} blocks, {size(sum(files.values()))}{beside} in {folder}", err=True)
 
 
 @cache.command(epilog=examples(
@@ -92,11 +94,11 @@ def list_(folder: Path | None, output: str) -> None:
 @click.argument("id", shell_complete=choices.stored)
 @folder_option
 @output_option("json", "csv", "md")
-def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its name on the command line
+def show(id: str, folder: Path, output: str) -> None:  # noqa: A002 - its name on the command line
     """Show the blocks of a conversation, and its first tokens by their numbers: their text is known only to the model's tokenizer."""
-    from edgekv.prefix_cache.listing import find_chain, first_tokens
+    from edgekv.prefix_cache.listing import find_chain, first_tokens, list_chains
 
-    chain = find_chain(_chains(folder), id)
+    chain = find_chain(list_chains(folder), id)
     shown = {file.path for file in chain.own}
     rows, first = [], 0
     for file in chain.files:
@@ -126,18 +128,18 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
 @option("--conversation", envvar="EDGEKV_CACHE_RM_CONVERSATION", metavar="NAME", shell_complete=choices.conversations,
         help="Remove blocks that only the kept chat with this name uses, of any model. Its text stays; /chats rm deletes both.")
 @folder_option
-def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: str | None, folder: Path | None) -> None:
+def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: str | None, folder: Path) -> None:
     """Remove conversations. Shared blocks and pinned conversations stay."""
     from edgekv.prefix_cache.conversations import forget_all
     from edgekv.prefix_cache.files import listed, remove_files
-    from edgekv.prefix_cache.listing import find_chain, remove_chains
+    from edgekv.prefix_cache.listing import find_chain, list_chains, remove_chains
 
     if bool(ids) + everything + (model is not None) + (conversation is not None) != 1:
         raise ConfigError("name the IDs to remove, or --all, or --model NAME, or --conversation NAME, and only one of these")
     if conversation is not None:
-        click.echo(f"{conversation}: {size(_forget(conversation, _folder(folder)))} removed")
+        click.echo(f"{conversation}: {size(_forget(conversation, folder))} removed")
         return
-    chains = _chains(folder)
+    chains = list_chains(folder)
     if ids:
         doomed = list({(chain := find_chain(chains, one)).leaf.path: chain for one in ids}.values())
         if pinned := next((chain for chain in doomed if chain.pins), None):
@@ -150,8 +152,8 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: st
     removable = [chain for chain in doomed if not chain.pins]
     n_bytes = remove_chains(removable, chains)
     if everything and len(removable) == len(doomed):
-        n_bytes += remove_files(listed(_folder(folder)))  # snapshots behind no stored block
-        forget_all(_folder(folder))
+        n_bytes += remove_files(listed(folder))  # snapshots behind no stored block
+        forget_all(folder)
     click.echo(f"{len(removable)} conversations removed, {size(n_bytes)}")
     if len(removable) < len(doomed):
         click.echo(f"{len(doomed) - len(removable)} are pinned and stay; `edgekv cache unpin` takes a name from one", err=True)
@@ -163,14 +165,14 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: st
 ))
 @option("--remove", envvar="EDGEKV_CACHE_VERIFY_REMOVE", is_flag=True, help="Remove damaged blocks and snapshots.")
 @folder_option
-def verify(remove: bool, folder: Path | None) -> None:
+def verify(remove: bool, folder: Path) -> None:
     """Read every block and snapshot and check them against their checksums. The exit code is 1 if one is damaged."""
     from edgekv.prefix_cache.files import listed, remove_file
     from edgekv.prefix_cache.listing import fault_of
 
     n = n_bytes = n_damaged = 0
     with progress_bar() as show_progress:
-        for n, file in enumerate(files := listed(_folder(folder)), 1):
+        for n, file in enumerate(files := listed(folder), 1):
             fault = fault_of(file)
             show_progress("verify", n, len(files))
             n_bytes += file.n_bytes
@@ -194,16 +196,16 @@ def verify(remove: bool, folder: Path | None) -> None:
 @option("--ttl", envvar="EDGEKV_CACHE_PIN_TTL", type=Parsed("TIME", lambda text: parse_duration(text, "--ttl")), default="30d",
         show_default=True, metavar="TIME", help="How long it stays: a number followed by s, min, h or d.")
 @folder_option
-def pin(id: str, name: str, ttl: float, folder: Path | None) -> None:  # noqa: A002 - its name on the command line
+def pin(id: str, name: str, ttl: float, folder: Path) -> None:  # noqa: A002 - its name on the command line
     """Keep a conversation under a name until its time is over, even if the folder is full."""
-    from edgekv.prefix_cache.listing import find_chain
+    from edgekv.prefix_cache.listing import find_chain, list_chains
     from edgekv.prefix_cache.named import Pin, write_pin
 
-    chain = find_chain(_chains(folder), id)
+    chain = find_chain(list_chains(folder), id)
     try:
-        write_pin(_folder(folder), Pin(name, chain.leaf.root, chain.leaf.link.key, time.time() + ttl))
+        write_pin(folder, Pin(name, chain.leaf.root, chain.leaf.link.key, time.time() + ttl))
     except OSError as error:
-        raise EdgeKVError(f"the pin cannot be written into {_folder(folder)}: {error.strerror}") from None
+        raise EdgeKVError(f"the pin cannot be written into {folder}: {error.strerror}") from None
     click.echo(f"{chain.id} is pinned as {name} for {long_duration(ttl)}")
 
 
@@ -213,12 +215,12 @@ def pin(id: str, name: str, ttl: float, folder: Path | None) -> None:  # noqa: A
 ))
 @click.argument("name", shell_complete=choices.pins)
 @folder_option
-def unpin(name: str, folder: Path | None) -> None:
+def unpin(name: str, folder: Path) -> None:
     """Take the name from a conversation, which then stays as long as others do."""
     from edgekv.prefix_cache.named import read_pins, remove_pin
 
-    if not remove_pin(_folder(folder), name):
-        names = ", ".join(one.name for one in read_pins(_folder(folder))) or "none"
+    if not remove_pin(folder, name):
+        names = ", ".join(one.name for one in read_pins(folder)) or "none"
         raise ConfigError(f"nothing is pinned as {name!r}; there are: {names}")
     click.echo(f"{name} is no longer pinned")
 
@@ -269,16 +271,6 @@ def _forget(name: str, folder: Path) -> int:
     if conversation is None or not knows(folder, conversation):
         raise ConfigError(f"nothing of {name} is known to be in {folder}; `edgekv cache list` shows what is there")
     return forget(folder, conversation)
-
-
-def _folder(folder: Path | None) -> Path:
-    return folder or default_folder()
-
-
-def _chains(folder: Path | None) -> list[Chain]:
-    from edgekv.prefix_cache.listing import list_chains
-
-    return list_chains(_folder(folder))
 
 
 def _row(chain: Chain) -> dict[str, Any]:

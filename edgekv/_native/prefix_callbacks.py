@@ -39,8 +39,6 @@ class SequenceTokens(Struct, frozen=True):
     """The namespace: tokens of another are never a prefix of these."""
     media: tuple[Medium, ...] = ()
     """In order."""
-    projector: str = ""
-    """The projector's file."""
     at: np.ndarray | None = None
     """int32 [3, n]: position, line and column of each token; None: positions count up. Valid as long as `tokens`."""
     marks: tuple[tuple[int, int], ...] = ()
@@ -121,8 +119,8 @@ def tokens_of(native) -> SequenceTokens:
     adapters = tuple((native.adapters[i].adapter, native.adapters[i].scale) for i in range(native.n_adapters))
     media = tuple(Medium(one.first, one.n, text_of(one.id)) for one in native.media[0 : native.n_media])
     at = None if native.at == ffi.NULL else np.frombuffer(ffi.buffer(native.at, 12 * native.n_tokens), np.int32).reshape(3, -1)
-    return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, adapters, text_of(native.space), media,
-                          text_of(native.projector), at, tuple((one.n, one.ttl_s) for one in native.marks[0 : native.n_marks]),
+    return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, adapters, text_of(native.space), media, at,
+                          tuple((one.n, one.ttl_s) for one in native.marks[0 : native.n_marks]),
                           bool(native.in_memory))
 
 

@@ -24,18 +24,19 @@ class Media:
     """Numbers the tokens of media for all contexts of a server. On the decoding thread, or while nothing decodes."""
 
     def __init__(self) -> None:
-        self._digests: dict[str, Digesting] = {}  # by file
-        self._refused: set[str] = set()
+        self._projector, self._refused = "", False
+        self._digesting: Digesting | None = None
 
     def expect(self, projector: str) -> None:
-        """Wait for the digest of a projector's file. Not for the decoding thread."""
-        self._digesting(projector).wait()
+        """The file that makes embeddings; waits for its digest. Not for the decoding thread."""
+        self._projector, self._digesting = projector, Digesting(Path(projector))
+        self._digesting.wait()
 
     def numbered(self, tokens: SequenceTokens) -> SequenceTokens:
         """The tokens, with numbers for those of media; they end before the first medium until its projector's digest is known. They stay valid."""
         if not tokens.media:
             return tokens
-        digest = self._digest(tokens.projector)
+        digest = self._digest()
         n = tokens.media[0].first if digest is None else len(tokens.tokens)
         numbers, at = tokens.tokens[:n].copy(), None if tokens.at is None else tokens.at[:, :n].copy()
         media = tuple(medium for medium in tokens.media if medium.first < n)
@@ -44,23 +45,17 @@ class Media:
             numbers[medium.first : medium.first + medium.n] = media_numbers(digest, medium)[: n - medium.first]
         return replace(tokens, tokens=numbers, media=media, at=at)
 
-    def _digesting(self, projector: str) -> Digesting:
-        if projector not in self._digests:
-            self._digests[projector] = Digesting(Path(projector))
-        return self._digests[projector]
-
-    def _digest(self, projector: str) -> bytes | None:
+    def _digest(self) -> bytes | None:
         """The projector's digest; None: not ready, or impossible, which the log says once."""
-        if projector in self._refused:
+        if self._refused or self._digesting is None or not self._digesting.done:
             return None
-        digesting = self._digesting(projector)
         try:
-            if not digesting.done or digesting.unchanged:
-                return digesting.digest if digesting.done else None
-            why = f"{projector} changed after it was loaded; start again"
+            if self._digesting.unchanged:
+                return self._digesting.digest
+            why = f"{self._projector} changed after it was loaded; start again"
         except ModelError as error:
             why = str(error)
-        self._refused.add(projector)
+        self._refused = True
         log.warning("prompts are not kept beyond their first image or sound: %s", why)
         return None
 

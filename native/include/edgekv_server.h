@@ -54,7 +54,6 @@ typedef struct {
     int n_tokens;
     const edgekv_medium * media; /* in order */
     int n_media;
-    const char * projector; /* file of the model that computes embeddings of media; empty: there is none */
     const int32_t * at;     /* [3][n_tokens]: position, line and column of each token; null: positions count up */
     const edgekv_adapter * adapters; /* all adapters that K and V of the tokens depend on */
     int n_adapters;

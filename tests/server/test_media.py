@@ -283,11 +283,11 @@ def test_what_cannot_be_used_is_said_in_a_sentence(sees, tmp_path: Path):
 # ---- the numbers that stand for media ---------------------------------------------------------------------------------------------------
 
 
-def told(projector: str, *media: Medium, n: int = 40) -> SequenceTokens:
+def told(*media: Medium, n: int = 40) -> SequenceTokens:
     tokens = np.arange(n, dtype=np.int32)
     for medium in media:
         tokens[medium.first : medium.first + medium.n] = -1
-    return SequenceTokens(0, 0, tokens, (), media=media, projector=projector, at=np.tile(np.arange(n, dtype=np.int32), (3, 1)))
+    return SequenceTokens(0, 0, tokens, (), media=media, at=np.tile(np.arange(n, dtype=np.int32), (3, 1)))
 
 
 def test_numbers_are_no_tokens_and_tell_media_apart():
@@ -310,21 +310,22 @@ def test_only_the_text_before_media_counts_until_their_projector_is_known(tmp_pa
     go = threading.Event()
     monkeypatch.setattr(digests, "digest_of_model", lambda path: (go.wait(20), b"digest")[1])
     media = Media()
-    prompt = told(str(file), Medium(10, 8, "one"), Medium(36, 8, "two"))
+    prompt, expects = told(Medium(10, 8, "one"), Medium(36, 8, "two")), threading.Thread(target=media.expect, args=[str(file)])
+    expects.start()
     before = media.numbered(prompt)
     assert before.tokens.tolist() == list(range(10)) and before.media == () and before.at is not None and before.at.shape == (3, 10)
     go.set()
-    media.expect(str(file))
+    expects.join()
     known = media.numbered(prompt)
     assert (known.tokens[10:18] < 0).all() and (known.tokens[36:] < -1).all() and known.tokens[18] == 18 and known.media == prompt.media
-    text_alone = told(str(file))
+    text_alone = told()
     assert media.numbered(text_alone) is text_alone
 
 
 def test_a_projector_that_changed_is_not_trusted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     file = tmp_path / "mmproj.gguf"
     file.write_bytes(b"weights")
-    media, prompt = Media(), told(str(file), Medium(10, 8, "one"))
+    media, prompt = Media(), told(Medium(10, 8, "one"))
     media.expect(str(file))
     assert len(media.numbered(prompt).tokens) == 40
     file.write_bytes(b"other weights")

@@ -188,7 +188,6 @@ edgekv_told_tokens::edgekv_told_tokens(const edgekv_prefix_slot & slot, const se
     told.n_tokens   = n;
     told.media      = media.data();
     told.n_media    = static_cast<int>(media.size());
-    told.projector  = the_cache().projector.c_str();
     told.lctx       = slot.lctx;
     told.seq_id     = slot.seq_id;
     told.adapters   = slot.adapters.data();

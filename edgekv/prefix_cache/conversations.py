@@ -63,7 +63,7 @@ def forget_all(folder: Path) -> None:
 
 
 def _keys(path: Path) -> set[bytes]:
-    """None if the file is missing or not ours."""
+    """None of them if the file is missing or not ours."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         return {bytes.fromhex(key) for key in json.loads(path.read_text())}
     return set()

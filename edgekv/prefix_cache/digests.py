@@ -40,11 +40,11 @@ def digest_of_model(path: Path, kept_in: Path | None = None) -> bytes:
     return _joined(digests)
 
 
-def known_digest(path: Path, kept_in: Path | None = None) -> bytes | None:
+def known_digest(path: Path) -> bytes | None:
     """The same if it was computed before and kept; None otherwise, and for files that cannot be read. No file is read."""
-    folder, files = default_folder() if kept_in is None else kept_in, parts(Path(path))
+    files = parts(Path(path))
     try:
-        known = [digest for part in files if (digest := _known(_kept_as(_stamp(part.stat()), folder))) is not None]
+        known = [digest for part in files if (digest := _known(_kept_as(_stamp(part.stat()), default_folder()))) is not None]
     except OSError:
         return None
     return _joined(known) if len(known) == len(files) else None

@@ -55,8 +55,7 @@ class RedisPlace(Place):
     name = "remote"
     far = True
 
-    def __init__(self, identity: ModelIdentity, url: str, ttl_s: int, timeout_s: float, back_off_s: float = BACK_OFF_S,
-                 codec: CacheCodec = CacheCodec.NONE):
+    def __init__(self, identity: ModelIdentity, url: str, ttl_s: int, timeout_s: float, codec: CacheCodec = CacheCodec.NONE):
         """Does not connect yet. Raises ConfigError if `url` is none, or redis-py is not installed."""
         self.stats = PlaceStats()
         self._identity, self._root, self._ttl_s, self._timeout_s = identity, identity.root_key(), ttl_s, timeout_s
@@ -66,8 +65,7 @@ class RedisPlace(Place):
         self._writing_client = _client(url, timeout_s + identity.layout.block_bytes(BLOCK_TOKENS) / LEAST_RATE)
         where = self._client.connection_pool.connection_kwargs
         what = f"the prefix server at {where.get('path') or '{}:{}'.format(where.get('host', 'localhost'), where.get('port', 6379))}"
-        self._asking = Outage(what, back_off_s, self.stats)
-        self._writing = Outage(what, back_off_s, self.stats)
+        self._asking, self._writing = (Outage(what, BACK_OFF_S, self.stats) for _ in range(2))
         self._codec, self._rate, self._written = codec, Rate(), Rate()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="edgekv-ask")
 

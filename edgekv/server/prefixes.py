@@ -316,10 +316,10 @@ class Prefixes:
         """What each store keeps of a namespace, but not what was computed with adapters. Any thread may call it."""
         return [Kept(store, [store.identity.chain_root("", space)]) for store in list(self._stores.values())]
 
-    def flush(self, timeout_s: float | None = None) -> None:
+    def flush(self) -> None:
         """Wait until everything is written to the places below RAM."""
         for store in self._stores.values():
-            store.flush(timeout_s)
+            store.flush()
 
     def close(self) -> None:
         fetches, self._fetches = list(self._fetches.values()), {}

@@ -31,7 +31,7 @@ BUDGETS = {
     "edgekv/pages": 185,
     "edgekv/planning": 2_609,
     "edgekv/policies": 1_177,
-    "edgekv/prefix_cache": 4_003,
+    "edgekv/prefix_cache": 4_002,
     "edgekv/proof": 961,
     "edgekv/runtime": 1_729,
     "edgekv/server": 5_209,

@@ -1,9 +1,8 @@
-"""The prompts that a store keeps under some roots: listed, kept for a time, removed."""
+"""The prompts that a store keeps behind a root: listed, kept for a time, removed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -47,10 +46,10 @@ class KeptPrompt(Struct, frozen=True):
 
 
 class Kept:
-    """What one store keeps under some roots (`ModelIdentity.chain_root`), in RAM and in its folder. From any thread."""
+    """What one store keeps behind a root (`ModelIdentity.chain_root`), in RAM and in its folder. From any thread."""
 
-    def __init__(self, store: PrefixStore, roots: Iterable[bytes]):
-        self._store, self._roots = store, tuple(roots)
+    def __init__(self, store: PrefixStore, chain_root: bytes):
+        self._store, self._chain_root = store, chain_root
         self._folder, self._root = store.settings.folder, store.identity.root_key()
 
     def prompts(self) -> list[KeptPrompt]:
@@ -64,7 +63,7 @@ class Kept:
         found, followed = list[KeptPrompt](), set(parents.values())
         for leaf in links:
             keys = line(leaf, parents) if leaf not in followed else []
-            if keys and parents[keys[-1]] in self._roots:
+            if keys and parents[keys[-1]] == self._chain_root:
                 with ram.lock:
                     until = max(map(ram.pins.until, keys))
                 until = max([until, *(pin.expires for pin in pins if pin.asked and pin.key in keys)])

@@ -314,7 +314,7 @@ class Prefixes:
 
     def kept(self, space: str) -> list[Kept]:
         """What each store keeps of a namespace, but not what was computed with adapters. Any thread may call it."""
-        return [Kept(store, [store.identity.chain_root("", space)]) for store in list(self._stores.values())]
+        return [Kept(store, store.identity.chain_root("", space)) for store in list(self._stores.values())]
 
     def flush(self) -> None:
         """Wait until everything is written to the places below RAM."""

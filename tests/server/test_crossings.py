@@ -27,24 +27,24 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter:
 
 @pytest.mark.parametrize("n", [600, 1900])
 def test_a_returning_prompt_takes_as_many_calls_whatever_its_length(tiny, tmp_path, calls, n):
+    """`match` is asked again until what must leave the slot has left."""
     store, one, other = StoreSettings(folder=tmp_path), conversation(1, n), conversation(2, n)
 
     def asked(server: Server, tokens: list[int]) -> tuple[dict, dict]:
-        server.prefixes.flush()  # a prompt may wait for what is being saved, and asks again
+        server.prefixes.flush()
         calls.clear()
         found = sources(server, tokens)
         Endpoint(server).seconds_until_idle(60)  # it keeps its answer
         return found, dict(calls)
 
     def from_elsewhere(made: dict) -> bool:
-        """`match` is asked until the slot is empty."""
         return made.pop("match") >= 1 and made == {"load": 1, "match_prefix": 1, "insert": 2, "start": 1, "release": 1, "add_tokens": 1, "write_tokens": 1}
 
     with serve(tiny, store=store) as server:
         asked(server, one)
         for token in (270, 271, 270):  # one new token is computed in any case, also where a prompt that ended with it was kept
             found, made = asked(server, [*one, token])
-            assert found["slot"] == n and made == {"match": 1, "load": 1, "insert": 2}
+            assert found["slot"] == n and made.pop("match") >= 1 and made == {"load": 1, "insert": 2}
         asked(server, other)
         found, made = asked(server, [*one, 272])
         assert found["ram"] >= n - 1 and from_elsewhere(made)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, precondition, rule
 from support.faulty import DAMAGES, DENIED, OBSTACLES, WRITES, failing, flip, killed_at, theirs
-from support.owners import AMPLE, EXACT, ONE, OTHER, SAMPLED, Kept, Owners, found, save, snapshot, whole
+from support.owners import AMPLE, EXACT, ONE, OTHER, SAMPLED, UNROUNDED, Kept, Owners, found, save, snapshot, whole
 from support.prefix_rows import LAYOUT, InSlot, check_rows, identity, reader
 from support.redis_server import RedisServer
 from support.stores import restore
@@ -49,9 +49,9 @@ def _shared(running: RedisServer | None) -> None:
 
 class Machine(Owners):
     @initialize(where=st.sampled_from(["folder", "bounded folder", "server", "both"]), ram_blocks=st.sampled_from([0, 4, AMPLE, AMPLE]),
-                n=LENGTH, snapshots=SNAPSHOTS)
-    def start(self, where, ram_blocks, n, snapshots):
-        self.begin(where, ram_blocks)
+                rounds=st.sampled_from([False, False, True]), n=LENGTH, snapshots=SNAPSHOTS)
+    def start(self, where, ram_blocks, rounds, n, snapshots):
+        self.begin(where, ram_blocks, rounds)
         self.talk(0, 0, n, AMPLE, snapshots, True)
 
     # ---- what owners do --------------------------------------------------------------------------------------------------------------
@@ -76,10 +76,11 @@ class Machine(Owners):
             assert n < len(one.tokens) or self.bounded or snapshot(where, one) >= self.furthest(one)
             if where.settings.ram_bytes > 1 << 20 and not n_have:
                 assert {piece.source for piece in restore(where, one.tokens[:n], 0, SAMPLED, read_with=ONE).pieces} <= {"ram"}
-            if not self.bounded:  # what others lent would count as used
+            if not self.bounded and not self.rounds:  # what others lent would count as used
                 n_exact = found(where, one, accepts=EXACT)
                 assert n_exact == found(where, one, read_with=OTHER) and n_exact >= self.expected(one, worst=EXACT)
             assert found(where, one, root=where.identity.chain_root("a key")) == 0
+            assert goes_on or not self.rounds or found(where, one, read_with=UNROUNDED) == 0, "rounded rows for who takes none"
             assert where.flush(20)
         with self.owner(who=identity("another")) as other:
             assert whole(other, one) == 0
@@ -142,7 +143,7 @@ class Machine(Owners):
             return held[-1]
 
         with self.owner(room) as where:
-            where.insert(one.of(), one.readings, rows)
+            where.insert(one.of(), one.readings, rows, np.zeros(len(one.tokens), bool))
             assert where.stats().ram.n_bytes == 0 and held
             assert not written or where.flush(20)
             hit = restore(where, one.tokens, 0, SAMPLED, in_part=True, read_with=ONE)
@@ -242,7 +243,7 @@ class Machine(Owners):
             elif how != "it vanishes":
                 rows = np.frombuffer(data[read_header(path).start :], np.uint8) ^ np.uint8(how == "others again")
                 path.unlink()
-                path.write_bytes(b"".join(encode(Block(block.link, block.tokens, rows), where.identity)))
+                path.write_bytes(b"".join(encode(Block(block.link, block.tokens, rows), where.identity, self.rounds)))
             else:
                 path.unlink()
             good = [piece.read(range(layer, layer + 1)) is not None for piece in hit.pieces]
@@ -271,7 +272,7 @@ class Machine(Owners):
             assert len(self.said) == 1 and how[1] in self.said[0].lower() and (calls == WRITES or not self.temporaries())
             if self.ram_blocks == AMPLE:
                 assert found(self.store, one) == len(one.tokens) and self.store.flush(20)
-                assert self.store.stats().n_unwritten == (lacks := sum(not path_of(self.folder, ROOT, link).exists() for link in chain))
+                assert self.store.stats().n_unwritten == (lacks := sum(not path_of(self.folder, ROOT, link.copy(self.rounds)).exists() for link in chain))
             with self.owner(0, "folder") as fresh:
                 assert found(fresh, old) == len(old.tokens)
             with theirs({file.path for file in scan(self.folder)}, errno.EIO), self.owner(0, "folder") as fresh:

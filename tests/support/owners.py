@@ -11,12 +11,14 @@ from unittest.mock import patch
 
 import numpy as np
 from hypothesis.stateful import RuleBasedStateMachine
+from msgspec import structs
 from support.faulty import said
 from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, identity, reachable, reader, state
 from support.redis_server import RedisServer
 from support.stores import load_all, n_restored
 
-from edgekv.prefix_cache import folder, remote, store, writer
+from edgekv.common.enums import CacheCodec
+from edgekv.prefix_cache import codec, folder, remote, store, writer
 from edgekv.prefix_cache.blocks import Conversation, Reading, ReadWith
 from edgekv.prefix_cache.files import TEMPORARY, scan
 from edgekv.prefix_cache.named import read_pins
@@ -26,7 +28,8 @@ from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.store import PrefixStore
 
 EXACT, _, SAMPLED, _ = Reading
-ONE, OTHER = ReadWith(sampled=b"one"), ReadWith(sampled=b"other")
+ONE = ReadWith(rounded=b"one", sampled=b"one", takes_rounded=True)
+UNROUNDED, OTHER = ONE._replace(takes_rounded=False), ReadWith(sampled=b"other")
 AMPLE = 10_000
 """Blocks that no run fills."""
 
@@ -44,7 +47,7 @@ class Kept(NamedTuple):
 
 def save(where: PrefixStore, one: Kept, **more: Any) -> Saved:
     """Rows and snapshots, and wait until each place that works has them."""
-    saved = where.insert(one.of(**more), one.readings, reader(one.tokens, one.readings))
+    saved = where.insert(one.of(**more), one.readings, reader(one.tokens, one.readings), np.zeros(len(one.tokens), bool))
     for at in one.snapshots:
         assert where.flush(20)
         where.insert_snapshot(one.of(at, in_memory=bool(more.get("in_memory"))), one.readings[:at], state(one.tokens[:at]))
@@ -86,14 +89,17 @@ class Owners(RuleBasedStateMachine):
 
     redis: RedisServer | None = None
 
-    def begin(self, where: str, ram_blocks: int) -> None:
+    def begin(self, where: str, ram_blocks: int, rounds: bool) -> None:
+        """rounds: places below RAM keep what they would round, which here loses nothing."""
         self.stack, self.now, self.ticks = ExitStack(), 2e9, 0.0
         self.server = self.redis if where in ("server", "both") else None
         self.folder = None if where == "server" and self.server else Path(self.stack.enter_context(tempfile.TemporaryDirectory())) / "prefixes"
         if self.server is not None:
             self.server.client.flushall()
             self.server.client.config_set("maxmemory", 0)
-        self.bounded = where == "bounded folder"
+        self.bounded, self.rounds = where == "bounded folder", rounds
+        self.patch(codec, "pack_layer", lambda rows, *_: rows.tobytes())
+        self.patch(codec, "unpack_layer", lambda packed, _layout, _layer, _n, _begins, out: np.copyto(out, np.frombuffer(packed, np.uint8)))
         self.ram_blocks = AMPLE if self.bounded else ram_blocks
         self.folder_bytes = 50_000 if self.bounded else 1 << 30
         for module in (folder, remote):
@@ -136,8 +142,9 @@ class Owners(RuleBasedStateMachine):
         """`only`: folder or server."""
         where: dict[str, Any] = {} if self.folder is None or only == "server" else {"folder": self.folder, "folder_bytes": self.folder_bytes}
         where |= {} if self.server is None or only == "folder" else {"url": self.server.url, "url_timeout_s": 20.0}
-        who = more.pop("who", identity())
-        return PrefixStore(who, StoreSettings(ram_bytes=ram_blocks * BLOCK_BYTES, **where, **more), answering=lambda: True)
+        who = structs.replace(more.pop("who", identity()), in_f16=True)
+        settings = StoreSettings(ram_bytes=ram_blocks * BLOCK_BYTES, codec=CacheCodec.ROUND if self.rounds else CacheCodec.NONE, **where, **more)
+        return PrefixStore(who, settings, answering=lambda: True)
 
     @contextmanager
     def owner(self, *arguments: Any, **more: Any) -> Iterator[PrefixStore]:

@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/planning": 1_515,
     "tests/planted": 796,
     "tests/policies": 704,
-    "tests/prefix_cache": 2_809,
+    "tests/prefix_cache": 2_780,
     "tests/proof": 238,
     "tests/runtime": 6_138,
     "tests/server": 8_479,

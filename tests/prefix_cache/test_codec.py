@@ -16,10 +16,10 @@ from edgekv.prefix_cache.blocks import Block, Conversation, Link, Reading, ReadW
 from edgekv.prefix_cache.coming import open_block
 from edgekv.prefix_cache.files import scan
 from edgekv.prefix_cache.folder import FolderPlace
-from edgekv.prefix_cache.format import Refused, decode_header, encode
+from edgekv.prefix_cache.format import Refused, encode
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout, fingerprint
 from edgekv.prefix_cache.kept_prompts import Kept
-from edgekv.prefix_cache.listing import fault_of, list_chains, remove_chains
+from edgekv.prefix_cache.listing import list_chains, remove_chains
 from edgekv.prefix_cache.place import Outcome
 from edgekv.prefix_cache.place_rates import LEAST_SEEN_S, SLOW_RATE, Rate, rounds
 from edgekv.prefix_cache.settings import StoreSettings
@@ -168,21 +168,11 @@ def read_as(path: Path, data: bytes | np.ndarray, link: Link) -> np.ndarray:
 
 def test_a_rounded_file_is_read_as_such_alone(tmp_path):
     path, block = tmp_path / "block", block_of(100)
-    header, stored = encode(block, WHO, rounded=True)
-    data = np.frombuffer(header + bytes(stored), np.uint8)
-    copy = block.link.copy(rounded=True)
-    assert close_to(read_as(path, data, copy), block.payload) and decode_header(header).link.label is Reading.ROUNDED
-    with pytest.raises(Refused, match="another block than its name says"):
-        read_as(path, data, block.link)
-    for cut in (1, len(stored) // 2, len(stored)):
-        with pytest.raises(Refused, match="truncated") as refused:
-            read_as(path, data[:-cut], copy)
-        assert refused.value.damaged
-    for at in (0, len(stored) // 3, len(stored) - 1):
-        damaged = data.copy()
-        damaged[len(header) + at] ^= 1
-        with pytest.raises(Refused, match="the rows of layer [01] are damaged"):
-            read_as(path, damaged, copy)
+    data, copy = b"".join(encode(block, WHO, rounded=True)), block.link.copy(rounded=True)
+    assert close_to(read_as(path, data, copy), block.payload)
+    for wrong, link, why in ((data, block.link, "another block than its name says"), (data[:-1], copy, "truncated"), (data + b"x", copy, "longer")):
+        with pytest.raises(Refused, match=why):
+            read_as(path, wrong, link)
 
 
 def test_bytes_that_no_codec_wrote_are_refused_in_spite_of_their_checksum(tmp_path, monkeypatch):
@@ -194,23 +184,6 @@ def test_bytes_that_no_codec_wrote_are_refused_in_spite_of_their_checksum(tmp_pa
 
 
 # ---- places ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_who_takes_rounded_rows_finds_them_and_nobody_else(tmp_path):
-    tokens = conversation(600)
-    store = open_store(tmp_path)
-    save(store, tokens)
-    assert endings(tmp_path) == [".kvr"] * 3
-    (first, *_) = restored(store, tokens, NOT, Reading.EXACT)
-    assert first.reading is Reading.EXACT  # RAM has the rows as they were read
-    store.close()
-    again = open_store(tmp_path)
-    assert not restored(again, tokens, NOT, Reading.EXACT) and not restored(again, tokens, NOT, Reading.SPARSE)
-    pieces = restored(again, tokens)
-    assert [(piece.n, piece.source, piece.reading) for piece in pieces] == [(n, "disk", Reading.ROUNDED) for n in (256, 256, 88)]
-    assert all(close_to(piece.block.payload, payload(tokens[piece.first : piece.first + piece.n])) for piece in pieces)
-    assert {piece.source for piece in restored(again, tokens)} == {"ram"} and not restored(again, tokens, NOT, Reading.EXACT)
-    assert not any(map(fault_of, scan(tmp_path)))
 
 
 @pytest.mark.parametrize("by", ["a person", "a client"])
@@ -300,9 +273,7 @@ def test_a_shared_server_keeps_rounded_rows_until_it_is_known_to_be_fast(server,
     monkeypatch.setattr(Rate, "reached", lambda *_: False)
     save(opened(), tokens)
     assert kept() == [True] * 3
-    store = opened()
-    assert not restored(store, tokens, NOT, Reading.EXACT)
-    pieces = restored(store, tokens)
+    pieces = restored(opened(), tokens)
     assert [(piece.n, piece.source, piece.reading) for piece in pieces] == [(n, "remote", Reading.ROUNDED) for n in (256, 256, 88)]
     assert all(close_to(piece.block.payload, payload(tokens[piece.first : piece.first + piece.n])) for piece in pieces)
     monkeypatch.setattr(Rate, "reached", lambda *_: True)

@@ -42,7 +42,7 @@ BUDGETS = {
     "native/cuda": 7_039,
     "native/emulator": 2_650,
     "native/include": 1_321,
-    "native/llama": 4_912,
+    "native/llama": 4_921,
     "native/server": 7_757,
     "native/src": 19_842,
     "native/tests": 7_652,

@@ -19,7 +19,7 @@ extern "Python" void edgekv_py_detached(edgekv_context *, void *);
 extern "Python" bool edgekv_py_ubatch(edgekv_context *, void *);
 extern "Python" int64_t edgekv_py_free_bytes(void *);
 extern "Python" void edgekv_py_described(void *, void const *, size_t);
-extern "Python" void edgekv_py_needed(void *);
+extern "Python" void edgekv_py_needed(void * const *, int, bool);
 """
 
 # of prefix_callbacks.py, form_callbacks.py and http_server.py in edgekv/_native/

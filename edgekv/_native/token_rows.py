@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -47,21 +48,29 @@ def read_tokens(handle: Handle, stream: int, cells: np.ndarray, n_bytes: int) ->
 
 class HeldTokens:
     """Computed tokens in `cells` (uint32 [n]) of a stream: whatever would move or remove them, or free the context, first calls `needed`, and waits
-    until they are released. Made by the thread that decodes; then any thread's, one at a time. Raises NativeError if rows are not in host memory."""
+    until they are released. Or, where the tokens leave their cells, the rows are parked: they leave with the memory that they have, `needed` is told, and
+    they can be read until the release. Made by the thread that decodes; then any thread's, one at a time. Raises NativeError if rows are not in host
+    memory."""
+
+    parks = True
+    """Whether the rows may be parked; of one that is held: whether this machine, the cache and its cells allow it."""
 
     def __init__(self, handle: Handle, stream: int, cells: np.ndarray):
         out, number = ffi.new("edgekv_hold **"), next(_numbers_of_holds)
-        _check(lib.edgekv_hold_tokens(handle, stream, _cells(cells), len(cells), lib.edgekv_py_needed, ffi.cast("void *", number), out))
+        _check(lib.edgekv_hold_tokens(handle, stream, _cells(cells), len(cells), self.parks, lib.edgekv_py_needed, ffi.cast("void *", number), out))
         self._hold = ffi.gc(out[0], lib.edgekv_free_hold)
+        self.parks = bool(lib.edgekv_may_park(self._hold))
+        self.parked = False
+        """The rows lie in no cells. The decoding thread changes it."""
         self.needed: Callable[..., object] | None = None
-        """Is to release them soon; its parameter, time.monotonic() until which it may wait. None: somebody does so anyway."""
+        """Is to release them soon, unless they are parked; its parameter, time.monotonic() when the wait for room began. None: somebody does so anyway."""
         _holds[number] = self
 
-    def take_out(self, *until: float) -> None:
+    def take_out(self, *since: float) -> None:
         """Call `needed`. After an exception they are released, or the decoding thread would wait for ever."""
         try:
             if self.needed is not None:
-                self.needed(*until)
+                self.needed(*since)
         except BaseException:
             log.exception("rows whose cells a slot needs could not be kept")
             self.release()
@@ -85,10 +94,23 @@ _holds: weakref.WeakValueDictionary[int, HeldTokens] = weakref.WeakValueDictiona
 
 
 @ffi.def_extern()
-def edgekv_py_needed(user):
-    held = _holds.get(int(ffi.cast("uintptr_t", user)))
-    if held is not None:  # else it is being released
-        held.take_out()
+def edgekv_py_needed(users, n, parked):
+    since = (time.monotonic(),) if parked else ()
+    for i in range(n):
+        held = _holds.get(int(ffi.cast("uintptr_t", users[i])))
+        if held is not None:  # else it is being released
+            held.parked = parked
+            held.take_out(*since)
+
+
+def unpark(handle: Handle, stream: int, held: Sequence[HeldTokens], cells: Sequence[np.ndarray]) -> list[bool]:
+    """Bring parked rows back into cells that were placed for them (uint32 [n] each), with their memory. False: they stay parked, because their pages do
+    not fit there. Decoding thread."""
+    holds, at, back = [one._hold for one in held], np.concatenate([*cells, np.empty(0, np.uint32)]), np.zeros(len(held), np.uint8)
+    _check(lib.edgekv_unpark_tokens(handle, stream, holds, len(holds), _cells(at), len(at), ffi.cast("uint8_t *", back.ctypes.data)))
+    for one, is_back in zip(held, back):
+        one.parked = not is_back
+    return back.astype(bool).tolist()
 
 
 def keeps_snapshots(handle: Handle) -> bool:

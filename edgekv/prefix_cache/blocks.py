@@ -131,7 +131,10 @@ class HeldRows(Protocol):
     """Rows of a block in cells that stay as they are until `release`. From any thread, one at a time."""
 
     needed: Callable[..., object] | None
-    """Is called when the cells are needed, and is to release them soon. It may get time.monotonic() until which it may wait for room."""
+    """Is called when the cells are needed, and is to release them soon; or when the rows were parked. It may get time.monotonic() when a wait for room
+    began: that of all rows which leave together."""
+    parked: bool
+    """The rows have left their cells, with their memory, and stay until `release`."""
 
     def read(self, layers: range, n_bytes: int) -> np.ndarray:
         """A copy of those of some layers, uint8 [n_bytes]."""
@@ -140,7 +143,7 @@ class HeldRows(Protocol):
 
 
 class KeptBlock:
-    """A block or snapshot that RAM lists. Its rows are the `payload`; or lie in a slot, and later in RAM, or nowhere (`Ram.take_out`)."""
+    """A block or snapshot that RAM lists. It has a `payload`, or `rows`, which lie in a slot or are parked beside it; or nothing, where RAM had no room."""
 
     def __init__(self, link: Link, tokens: np.ndarray, layout: PayloadLayout, payload: np.ndarray | None, rows: HeldRows | None = None,
                  may_round: bool = False):
@@ -149,15 +152,12 @@ class KeptBlock:
         self.lock = threading.Lock()
         """Of the following. Take it before the store's."""
         self.rows, self.payload = rows, read_only(payload)
-
-    @property
-    def n_bytes(self) -> int:
-        """In RAM: none of what lies in a slot."""
-        return 0 if self.payload is None else self.payload.nbytes + self.tokens.nbytes
+        self.n_bytes = 0 if payload is None else payload.nbytes + tokens.nbytes
+        """In RAM: none of what lies in a slot. With the store's lock held."""
 
     @property
     def n_bytes_out(self) -> int:
-        """In RAM, once they are copied."""
+        """In RAM, once they have left the slot."""
         return self.layout.block_bytes(self.link.n) + self.tokens.nbytes
 
     def read(self, layers: range) -> np.ndarray | None:

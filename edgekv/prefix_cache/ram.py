@@ -4,11 +4,12 @@ import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import TypeVar
 
 import numpy as np
 
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, KeptBlock, Link, read_only
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, HeldRows, KeptBlock, Link, read_only
 from edgekv.prefix_cache.place import Child, covered_tails, log
 from edgekv.prefix_cache.results import Holds, StoreStats
 from edgekv.prefix_cache.writer import Writer
@@ -59,7 +60,7 @@ class Ram:
     @property
     def n_in_slots(self) -> int:
         """Blocks whose rows lie in a slot: they take no RAM yet."""
-        return sum(block.payload is None for block in self._blocks.values())
+        return sum(not block.n_bytes for block in self._blocks.values())
 
     def links(self) -> Iterator[Link]:
         """The least recently used first."""
@@ -215,28 +216,50 @@ class Ram:
         return passed or next((key for key, block in self._blocks.items() if block.n_bytes and may_go(key)), None)
 
     def take_out(self, block: KeptBlock, stays: bool, most_bytes: int, deadline: float | None, stats: StoreStats) -> None:
-        """The slot needs a block's cells: release them. Its rows are in RAM before, if there is room in `most_bytes` and the block `stays`, or a place
-        is to get it. Call it without the lock. Any threads, also several."""
-        key, fits = block.link.key, False
+        """The slot needs a block's cells: release them, and have a copy of its rows in RAM before, unless they are parked and so have left the cells
+        already. They stay if there is room in `most_bytes` and the block `stays`, or a place is to get it. Call it without the lock. Any threads, also
+        several."""
+        key, n_bytes, fits = block.link.key, block.n_bytes_out, False
         with self.lock:
-            if self.get(key) is block and (stays or key not in self.below):
-                fits = self.make_room(block.n_bytes_out, most_bytes, self._line(block.link), deadline, stats)
-                self.n_bytes += block.n_bytes_out * fits
+            if self.get(key) is block and not block.n_bytes and (stays or key not in self.below):
+                fits = self.n_bytes + n_bytes <= most_bytes or self.make_room(n_bytes, most_bytes, self._line(block.link), deadline, stats)
+                self.n_bytes += n_bytes * fits
         with block.lock:
-            rows, payload = block.rows, None
+            rows, payload = None if block.n_bytes else block.rows, None
+            parked = rows is not None and rows.parked
             try:
-                if rows is not None and (fits or self.in_use[key]):
-                    payload = read_only(rows.read(range(block.layout.n_layers), block.n_bytes_out - block.tokens.nbytes))
+                if rows is not None and not parked and (fits or self.in_use[key]):
+                    payload = read_only(rows.read(range(block.layout.n_layers), n_bytes - block.tokens.nbytes))
             finally:
                 with self.lock:
                     there = self.get(key) is block
-                    self.n_bytes -= block.n_bytes_out * (fits and (payload is None or not there))
-                    if rows is not None and there and not (fits and payload is not None):
-                        stats.n_dropped += self.unwritten(key)
-                        self.remove(key)
-                    block.rows, block.payload = None, block.payload if rows is None else payload
-                if rows is not None:
+                    out = fits and there and (parked or payload is not None)
+                    self.n_bytes -= n_bytes * (fits and not out)
+                    if rows is not None:
+                        if there and not out:
+                            stats.n_dropped += self.unwritten(key)
+                            self.remove(key)
+                        keeps = parked and (out or self.in_use[key] > 0)
+                        block.rows, block.payload = rows if keeps else None, payload
+                        block.n_bytes = n_bytes * out
+                if rows is not None and not keeps:
                     rows.release()
+
+    def put_back(self, blocks: Sequence[KeptBlock], cells: Sequence[np.ndarray],
+                 put: Callable[[list[HeldRows], list[np.ndarray]], Sequence[bool]]) -> list[bool]:
+        """Which blocks' rows go back into a slot: those that are parked, and that `put` brings into their cells (uint32 [n] each). They take no RAM there.
+        Call it without the lock, on the decoding thread."""
+        with ExitStack() as locks:
+            for block in blocks:
+                locks.enter_context(block.lock)
+            parked = [(i, block.rows) for i, block in enumerate(blocks) if block.rows is not None and block.rows.parked]
+            found = put([rows for _, rows in parked], [cells[i] for i, _ in parked]) if parked else []
+            back = {i for (i, _), is_back in zip(parked, found) if is_back}
+            with self.lock:
+                for i in back:
+                    self.n_bytes -= blocks[i].n_bytes * (self.get(blocks[i].link.key) is blocks[i])
+                    blocks[i].n_bytes = 0
+        return [i in back for i in range(len(blocks))]
 
     def _line(self, link: Link) -> set[bytes]:
         """Keys of a block and of those before it that are in RAM."""

@@ -20,7 +20,8 @@ from edgekv.prefix_cache.settings import StoreSettings, open_places
 from edgekv.prefix_cache.writer import Writer
 
 MOST_WAIT_S = 0.2
-"""The longest wait of an insert for the writer, where RAM is full of unwritten blocks. Tokens without room are then left out."""
+"""The longest wait for the writer, where RAM is full of unwritten blocks: of an insert, and of blocks that leave a slot together. Tokens without room are
+then left out."""
 
 MOST_FLUSH_S = 10.0
 """The longest wait for writes that the next step would cut off."""
@@ -308,9 +309,10 @@ class PrefixStore:
             return KeptBlock(link, tokens, layout, rows, None, may_round)
         one = weakref.ref(block := KeptBlock(link, tokens, layout, None, rows, may_round))
 
-        def needed(until: float | None = None) -> None:
+        def needed(since: float | None = None) -> None:
             if (block := one()) is not None:
-                self.ram.take_out(block, bool(self.settings.ram_bytes), self.most_ram_bytes, until or time.monotonic() + MOST_WAIT_S, self._stats)
+                deadline = (since or time.monotonic()) + MOST_WAIT_S
+                self.ram.take_out(block, bool(self.settings.ram_bytes), self.most_ram_bytes, deadline, self._stats)
 
         rows.needed = needed
         return block

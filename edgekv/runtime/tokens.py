@@ -92,6 +92,10 @@ class Tokens:
             raise NativeError("the context keeps states alone: it has no cells to hold")
         return HeldTokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells))
 
+    def unpark(self, seq_id: int, held: Sequence[HeldTokens], cells: Sequence[np.ndarray]) -> list[bool]:
+        """Bring parked rows back into placed cells of a sequence, uint32 [n] each; whether each did (`token_rows.unpark`)."""
+        return token_rows.unpark(self._handle(), self._cells.stream_of(seq_id), held, cells)
+
     def put(self, seq_id: int, first: int, block: np.ndarray, rows: range, n_block: int, label: int) -> None:
         """Put the tokens `rows` of a block of n_block tokens into a sequence, from position `first` on, in place of all that it has from there
         on. Raises DoesNotFit if too few cells are empty; the sequence then ends at `first`."""

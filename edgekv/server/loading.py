@@ -28,13 +28,18 @@ class Loading:
 
     def __init__(self, tokens: Tokens, seq_id: int, pieces: Sequence[BlockPiece], cells: Sequence[np.ndarray], groups: Sequence[range],
                  came: Callable[[int], object], at: np.ndarray | None):
-        """`cells`: uint32 [n] for each piece, placed for its tokens. `groups`: the layers to read together, in order. `came` is called with the
-        number of complete pieces. `at`: positions of all tokens (`Tokens.cells_of`)."""
+        """`cells`: uint32 [n] for each piece, placed for its tokens; none where its rows are in place. `groups`: the layers to read together, in order.
+        `came` is called with the number of complete pieces. `at`: positions of all tokens (`Tokens.cells_of`)."""
         self._tokens, self._groups, self._came, self._at = tokens, groups, came, at
         self.seq_id, self.pieces = seq_id, pieces
         self._cells = list(cells)
         self._n_good = len(pieces)
         self._thread: threading.Thread | None = None
+
+    @property
+    def brings(self) -> bool:
+        """Whether some rows are not in place."""
+        return any(map(len, self._cells))
 
     def start(self) -> None:
         """Call it right before a decode. The decode waits in each layer for its rows, and fails if they are unusable. Raises RuntimeError if
@@ -93,14 +98,14 @@ class Loading:
             together: list[BlockRows] = []
             for (i, layers), rows in zip(order, self._rows(pool, order)):
                 piece, cells = self.pieces[i], self._cells[i]
-                if i < self._n_good and rows is None:  # earlier pieces still come
+                if i < self._n_good and rows is None and len(cells):  # earlier pieces still come
                     self._n_good = i
                     if awaited:
                         self._tokens.arrivals.failed()
                 if i < self._n_good and rows is not None and len(cells):
                     together.append(BlockRows(cells, piece.skip, piece.n_block, rows))
                 del rows
-                if together and (piece.coming or piece.block.payload is None or i == len(self.pieces) - 1):
+                if together and (i == len(self.pieces) - 1 or (len(cells) and (piece.coming or piece.block.payload is None))):
                     self._tokens.write(self.seq_id, together, layers)
                     together.clear()
                 if awaited and i == len(self.pieces) - 1 == self._n_good - 1:
@@ -112,7 +117,7 @@ class Loading:
         return _ahead(pool, calls) if any(piece.coming for piece in self.pieces) else (call() for call in calls)
 
     def _read(self, i: int, layers: range) -> np.ndarray | None:
-        return self.pieces[i].read(layers) if i < self._n_good else None
+        return self.pieces[i].read(layers) if i < self._n_good and len(self._cells[i]) else None
 
 
 def _ahead(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]]) -> Iterator[T]:

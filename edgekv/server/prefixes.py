@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,7 @@ from edgekv.common.errors import DoesNotFit, NativeError
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry
 from edgekv.prefix_cache import conversations
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, KeptBlock, Reading
 from edgekv.prefix_cache.coming import layer_groups
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.kept_prompts import Kept
@@ -180,7 +181,7 @@ class Prefixes:
         pieces = loading.pieces
         if sum(piece.n for piece in pieces) < hit.n_tokens:
             missed = Miss(MissReason.NO_CELLS, pieces[-1].first + pieces[-1].n if pieces else n_have)
-        comes = bool(pieces) and runtime.tokens.arrivals.can_wait
+        comes = loading.brings and runtime.tokens.arrivals.can_wait
         if comes:
             self._loading = wanted._replace(tokens=wanted.tokens.copy()), loading, prompt.media
         elif (n_good := loading.finish()) < len(pieces):
@@ -230,8 +231,23 @@ class Prefixes:
         def came(n: int) -> None:
             store.release(hit, None if hit.snapshot and n < len(hit.pieces) else n)
 
-        return Loading(runtime.tokens, prompt.seq_id, pieces, [of[: piece.n] for piece, of in zip(pieces, cells)],
-                       layer_groups(store.identity.layout, BLOCK_TOKENS), came, prompt.at)
+        try:
+            left = self._unpark(runtime, prompt.seq_id, pieces, [of[: piece.n] for piece, of in zip(pieces, cells)])
+        except BaseException:
+            store.release(hit, None if hit.snapshot else 0)
+            raise
+        return Loading(runtime.tokens, prompt.seq_id, pieces, left, layer_groups(store.identity.layout, BLOCK_TOKENS), came, prompt.at)
+
+    def _unpark(self, runtime: Runtime, seq_id: int, pieces: Sequence[BlockPiece], cells: list[np.ndarray]) -> list[np.ndarray]:
+        """Bring what is parked back with its memory: from now on these blocks lie in the slot. The cells of each piece whose rows are still to come."""
+        whole_ones = [i for i, piece in enumerate(pieces) if isinstance(piece.block, KeptBlock) and piece.n == piece.n_block]
+        blocks = [pieces[i].block for i in whole_ones]
+        back = self.ram.put_back(blocks, [cells[i] for i in whole_ones], partial(runtime.tokens.unpark, seq_id))
+        for i, block, is_back in zip(whole_ones, blocks, back):
+            if is_back:
+                self._in_slots.add(seq_id, pieces[i].first + pieces[i].n, block.rows)
+                cells[i] = cells[i][:0]
+        return cells
 
     @staticmethod
     def _place(runtime: Runtime, prompt: SequenceTokens, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:

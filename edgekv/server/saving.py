@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 
 from edgekv._native import http_server as native
 from edgekv._native.token_rows import HeldTokens
-from edgekv.prefix_cache.store import MOST_WAIT_S
 
 STILL_S, STILL_GAPS = 0.5, 3
 """No token for so many seconds and so many gaps between tokens: no answer gets any."""
@@ -41,7 +40,7 @@ class Answers:
 
 class RowsInSlots:
     """Empties slots beside answers; the decoding thread calls it. What nobody asks for here leaves its cells in the same way (`HeldTokens.take_out`), once
-    the cells are needed, on that thread."""
+    the cells are needed, on that thread. Rows that can be parked need nobody: they leave when the tokens do."""
 
     def __init__(self) -> None:
         self._rows: WeakKeyDictionary[HeldTokens, tuple[int, int]] = WeakKeyDictionary()  # their sequence, and the end of their block
@@ -53,11 +52,11 @@ class RowsInSlots:
         self._rows[rows] = seq_id, end
 
     def ready(self, seq_id: int, n_have: int, moment_s: float) -> bool:
-        """Whether nothing that is kept lies behind a sequence's first n_have tokens, which must go. A thread copies it meanwhile, or two where no slot is
-        being answered. `moment_s`: longest wait of this call; 0: another slot is."""
+        """Whether nothing that must be copied lies behind a sequence's first n_have tokens. A thread copies it meanwhile, or two where no slot is being
+        answered. `moment_s`: longest wait of this call; 0: another slot is."""
         move = self._moves.get(seq_id)
         if move is None:
-            rows = [one for one, (of, end) in list(self._rows.items()) if of == seq_id and end > n_have]
+            rows = [one for one, (of, end) in list(self._rows.items()) if of == seq_id and end > n_have and not one.parks]
             if not rows:
                 return True
             n = 2 if moment_s else 1
@@ -78,6 +77,6 @@ class RowsInSlots:
 
 
 def _take_out(rows: list[HeldTokens]) -> None:
-    until = time.monotonic() + MOST_WAIT_S
+    since = time.monotonic()
     while rows:
-        rows.pop(0).take_out(until)
+        rows.pop(0).take_out(since)

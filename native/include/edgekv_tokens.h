@@ -29,16 +29,24 @@ EDGEKV_API edgekv_status edgekv_describe(const edgekv_context * ctx, uintptr_t a
 /* Copies the rows of cells [n] of a stream into a block. */
 EDGEKV_API edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, void * block);
 
-/* Holds cells [n] of a stream, whose tokens are computed: calls that would move or remove them, or free the context, call needed(user) on their
-   thread, unless it is null, and wait for the end of the hold. It may be called once more right behind that end.
+/* Holds cells [n] of a stream, whose tokens are computed: calls that would move or remove them, or free the context, call needed(users) on their
+   thread, unless it is null, with all holds that they need, and wait for the end of these. It may be called once more right behind that end.
    EDGEKV_UNSUPPORTED if rows are not in host memory. Any thread may use the hold, one at a time, without the context: edgekv_read_held_tokens() copies
-   the part of their block that some of the layers with a cache have, while ubatches are computed; edgekv_free_hold() ends the hold. */
+   the part of their block that some of the layers with a cache have, while ubatches are computed; edgekv_free_hold() ends the hold.
+   parks: where the cells lose their tokens, the rows may be parked, with the memory that they have, if edgekv_may_park(): nobody waits, needed() is told,
+   and the hold goes on, without cells and without the context. */
 typedef struct edgekv_hold edgekv_hold;
-typedef void (*edgekv_needed)(void * user);
-EDGEKV_API edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, edgekv_needed needed, void * user,
+typedef void (*edgekv_needed)(void * const * users, int n, bool parked);
+EDGEKV_API edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, int parks, edgekv_needed needed, void * user,
                                             edgekv_hold ** out);
+EDGEKV_API int edgekv_may_park(const edgekv_hold * hold);
 EDGEKV_API edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first_layer, int end_layer, void * block);
 EDGEKV_API void edgekv_free_hold(edgekv_hold * hold);
+
+/* Parked rows come back with their memory: those of holds [n_holds], in order, into cells [n] of a stream, which edgekv_add_tokens() placed for as many
+   tokens. back [n_holds]: 1: they did, and the hold holds these cells; 0: they stay parked, since whole pages do not fit there, or would not pay. */
+EDGEKV_API edgekv_status edgekv_unpark_tokens(edgekv_context * ctx, int stream, edgekv_hold * const * holds, int n_holds, const uint32_t * cells, int n,
+                                              uint8_t * back);
 
 /* Whether the context keeps snapshots besides rows. A context without a cache keeps only snapshots, and has no cells. */
 EDGEKV_API int edgekv_keeps_snapshots(const edgekv_context * ctx);

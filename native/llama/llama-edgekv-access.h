@@ -29,6 +29,12 @@ const llama_edgekv_hooks * llama_edgekv_get_hooks();
 // waits until no other thread reads cells of the context
 void llama_edgekv_wait_for_holds(const llama_context * lctx);
 
+// K or V of a layer, for the cells of a stream
+llama_edgekv_held_rows llama_edgekv_rows_of(const ggml_tensor * rows, uint32_t stream);
+
+// whether held rows can leave their cells with their memory
+bool llama_edgekv_moves(const llama_edgekv_hold & hold, const std::vector<const ggml_tensor *> & rows);
+
 // the context whose ubatch this thread is building and computing; null: none
 llama_context * llama_edgekv_current();
 

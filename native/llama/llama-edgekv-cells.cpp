@@ -1,8 +1,13 @@
 // The cells of the plain cache: seen in place, and freed.
 #include "llama-edgekv-access.h"
+#include "llama-edgekv-parked.h"
 
 #include "llama-impl.h"
 #include "llama-io.h"
+
+#include <cstring>
+#include <memory>
+#include <vector>
 
 static_assert(sizeof(llama_pos) == sizeof(int32_t), "positions are exported as int32");
 static_assert(sizeof(llama_kv_cells::seq_set_t) % sizeof(uint64_t) == 0, "sequence bits are exported as 64-bit words");
@@ -152,23 +157,45 @@ int llama_edgekv_stream_of(const llama_context * lctx, int seq_id) {
 //
 
 llama_edgekv_hold * llama_edgekv_hold_cells(
-        llama_context * lctx, uint32_t stream, const uint32_t * cells, int n, void (*needed)(void * user), void * user) {
+        llama_context * lctx, uint32_t stream, const uint32_t * cells, int n, const ggml_tensor * const * rows, int n_rows, bool parks,
+        llama_edgekv_needed needed, void * user) {
     const auto * kv = llama_edgekv_access::cache(lctx);
     if (!kv || llama_edgekv_access::is_guest(*kv) || stream >= kv->get_n_stream()) {
         return nullptr;
     }
     auto hold = std::make_unique<llama_edgekv_hold>();
-    hold->holds = llama_edgekv_access::cells(*kv, stream).edgekv_clock.holding();
+    hold->holds = llama_edgekv_access::clock(llama_edgekv_access::cells(*kv, stream)).holding();
     hold->cells.assign(cells, cells + n);
     hold->needed = needed;
     hold->user   = user;
+    for (int i = 0; i < n_rows; ++i) {
+        hold->rows.push_back(llama_edgekv_rows_of(rows[i], stream));
+    }
+    hold->parks = parks && llama_edgekv_moves(*hold, { rows, rows + n_rows });
     hold->holds->hold(hold.get());
     return hold.release();
+}
+
+bool llama_edgekv_may_park(const llama_edgekv_hold * hold) { return hold->parks; }
+
+void llama_edgekv_read_hold(llama_edgekv_hold * hold, int row, void * out) {
+    std::lock_guard<std::mutex> lock(hold->moves);
+    const auto & of = hold->rows[row];
+    const auto & cells = hold->cells;
+    for (size_t first = 0, end; first < cells.size(); first = end) {
+        for (end = first + 1; end < cells.size() && cells[end] == cells[end - 1] + 1;) {
+            ++end;
+        }
+        std::memcpy(static_cast<char *>(out) + first*of.bytes, of.data + cells[first]*of.bytes, (end - first)*of.bytes);
+    }
 }
 
 void llama_edgekv_free_hold(llama_edgekv_hold * hold) {
     if (hold) {
         hold->holds->release(hold);
+        if (hold->parked) {
+            hold->parked->drop(hold->cells.front(), hold->cells.back() + 1);
+        }
         delete hold;
     }
 }

@@ -1,30 +1,73 @@
-// Cells that are held for who reads their rows. Every stream of a cache has its holds in its clock (llama-edgekv-cells.h).
+// Cells that are held for who reads their rows. Every stream of a cache has its holds in its clock (llama-edgekv-cells.h). Held rows whose cells lose
+// their tokens leave with the memory that they have, and may come back with it (llama-edgekv-parked.cpp).
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
+struct llama_edgekv_hold;
 struct llama_edgekv_holds;
 
-// Cells whose rows somebody reads, now or later.
+// K or V of a layer, for cells of one stream
+struct llama_edgekv_held_rows {
+    char * data;   // of the stream's first cell, if it lay here
+    size_t bytes;  // of a row
+    size_t unit;   // rows move whole where source and destination agree modulo this
+};
+
+// Addresses beside a home, with rows of some of its holds. They belong to no context, and go with the last of these holds. Any thread.
+class llama_edgekv_parked {
+public:
+    // Takes the rows of holds of a stream along, whose cells are consecutive in each of them and nobody else's. Null: they stay, because moving whole
+    // pages would not pay, or the system cannot.
+    static std::shared_ptr<llama_edgekv_parked> take(std::vector<llama_edgekv_hold *> holds);
+    ~llama_edgekv_parked();
+
+    llama_edgekv_parked(const llama_edgekv_parked &)             = delete;
+    llama_edgekv_parked & operator=(const llama_edgekv_parked &) = delete;
+
+    void drop(uint32_t first, uint32_t end);  // nobody reads the rows of these cells any more: whole pages give their memory back
+
+private:
+    llama_edgekv_parked() = default;
+
+    char * base = nullptr;
+    size_t n_bytes = 0;
+    int    n_pieces = 0;  // counted in all_pieces()
+    std::vector<llama_edgekv_held_rows> rows;  // here
+    uint32_t          first = 0;  // cell
+    std::vector<bool> read;       // [cell from the first]
+    std::mutex        mutex;      // of `read`
+};
+
+// Tells holders that a call waits for cells of theirs; or that their rows were parked.
+typedef void (*llama_edgekv_needed)(void * const * users, int n, bool parked);
+
+// Cells whose rows somebody reads, now or later; or rows that were parked, and have no cells any more.
 struct llama_edgekv_hold {
     std::shared_ptr<llama_edgekv_holds> holds;
     std::vector<uint32_t> cells;
-    void (*needed)(void * user) = nullptr;  // tells the holder that a call waits for a cell; null: nobody is told
+    llama_edgekv_needed needed = nullptr;  // null: nobody is told
     void * user = nullptr;
+    bool parks = false;  // its rows may leave with their memory
+    std::shared_ptr<llama_edgekv_parked> parked;  // null: they lie in the cells
+    std::vector<llama_edgekv_held_rows> rows;
+    std::mutex moves;  // of `rows`, which any thread reads
 
     bool has(uint32_t i) const { return std::find(cells.begin(), cells.end(), i) != cells.end(); }
 };
 
 // The holds of a stream. A call that moves or removes a held cell tells the holders, and waits until they release it.
 struct llama_edgekv_holds {
-    void hold(const llama_edgekv_hold * one) {
+    void hold(llama_edgekv_hold * one) {
         std::lock_guard<std::mutex> lock(mutex);
         if (!one->cells.empty()) {
             count.resize(std::max<size_t>(count.size(), *std::max_element(one->cells.begin(), one->cells.end()) + size_t(1)));
@@ -35,14 +78,35 @@ struct llama_edgekv_holds {
         holders.push_back(one);
     }
 
-    // any thread
-    void release(const llama_edgekv_hold * one) {
+    // Any thread. Nothing happens if it was parked.
+    void release(llama_edgekv_hold * one) {
         std::lock_guard<std::mutex> lock(mutex);
-        for (const uint32_t i : one->cells) {
-            n_held -= --count[i] == 0;
-        }
-        holders.erase(std::remove(holders.begin(), holders.end(), one), holders.end());
+        remove(one);
         released.notify_all();
+    }
+
+    // Cells that `leave` lose their tokens now: holds that have no other cells, and share none, leave with their rows if these can be parked.
+    void park(const std::function<bool(uint32_t)> & leave) {
+        if (n_held == 0) {
+            return;
+        }
+        std::unique_lock<std::mutex> lock(mutex);
+        std::vector<llama_edgekv_hold *> leaving;
+        for (auto * one : holders) {
+            if (one->parks && std::all_of(one->cells.begin(), one->cells.end(), [&](uint32_t i) { return count[i] == 1 && leave(i); })) {
+                leaving.push_back(one);
+            }
+        }
+        if (leaving.empty() || !llama_edgekv_parked::take(leaving)) {
+            return;
+        }
+        holders_told told;
+        for (auto * one : leaving) {
+            remove(one);
+            told.add(*one);
+        }
+        lock.unlock();
+        told.tell(true);
     }
 
     void wait(uint32_t i) {
@@ -65,24 +129,47 @@ struct llama_edgekv_holds {
 
 private:
     // A holder may be gone when it is told: it knows its `user`, and this thread makes all holds.
+    struct holders_told {
+        void add(const llama_edgekv_hold & one) {
+            if (one.needed) {
+                users[one.needed].push_back(one.user);
+            }
+        }
+        void tell(bool parked) const {
+            for (const auto & [needed, those] : users) {
+                needed(those.data(), static_cast<int>(those.size()), parked);
+            }
+        }
+        std::map<llama_edgekv_needed, std::vector<void *>> users;
+    };
+
     template <class Which>
     void tell(std::unique_lock<std::mutex> & lock, Which && which) {
-        std::vector<std::pair<void (*)(void *), void *>> told;
+        holders_told told;
         for (const auto * one : holders) {
-            if (one->needed && which(*one)) {
-                told.emplace_back(one->needed, one->user);
+            if (which(*one)) {
+                told.add(*one);
             }
         }
         lock.unlock();
-        for (const auto & [needed, user] : told) {
-            needed(user);
-        }
+        told.tell(false);
         lock.lock();
+    }
+
+    void remove(llama_edgekv_hold * one) {
+        const auto at = std::find(holders.begin(), holders.end(), one);
+        if (at == holders.end()) {
+            return;
+        }
+        for (const uint32_t i : one->cells) {
+            n_held -= --count[i] == 0;
+        }
+        holders.erase(at);
     }
 
     std::mutex mutex;
     std::condition_variable released;
-    std::vector<const llama_edgekv_hold *> holders;
+    std::vector<llama_edgekv_hold *> holders;
     std::vector<uint32_t> count;  // [cell] holders
     std::atomic<uint32_t> n_held { 0 };  // held cells
 };

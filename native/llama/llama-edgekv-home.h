@@ -59,6 +59,9 @@ void llama_edgekv_type_rows(const llama_model & model, const llama_hparams & hpa
 // Gives back the memory of cells that have been emptied, in whole huge pages. Their rows then are zeros. Whoever reads cells has been waited for.
 void llama_edgekv_give_back(llama_kv_cache & kv);
 
+// A sequence, or every one (-1), is about to lose its tokens at positions p0 to p1: rows that are held leave with their memory, where they may.
+void llama_edgekv_park(llama_kv_cache & kv, int32_t seq_id, int32_t p0, int32_t p1);
+
 // Copies the i-th of some streams to another, in a layer of the cache, as far as tokens need the rows. false: upstream's copy of the whole
 // stream serves.
 bool llama_edgekv_copy_rows(

@@ -227,13 +227,6 @@ LLAMA_API bool llama_edgekv_may_take(int64_t n_bytes, bool early);
 LLAMA_API bool llama_edgekv_refused(void);
 // stop: the context computes nothing until the call with false; its abort callback stays what it was. Decoding thread.
 LLAMA_API void llama_edgekv_stop(struct llama_context * lctx, bool stop);
-// Holds cells of a stream for who reads their rows beside ubatches: a call that would move or remove them, or free the context, calls needed(user), unless
-// null, and waits for the end of the hold; right behind it that may come once more. Decoding thread; any may free it. Null: no plain cache, or no such stream.
-struct llama_edgekv_hold;
-LLAMA_API struct llama_edgekv_hold * llama_edgekv_hold_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n,
-                                                             void (*needed)(void * user), void * user);
-LLAMA_API void llama_edgekv_free_hold(struct llama_edgekv_hold * hold);
-
 // Waits until no thread holds these cells. Call it before you write their rows.
 LLAMA_API void llama_edgekv_wait_for_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 

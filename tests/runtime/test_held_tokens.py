@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from support.contexts import attached
 
-from edgekv._native.token_rows import BlockRows
+from edgekv._native.token_rows import BlockRows, HeldTokens
 from edgekv.common.errors import NativeError
 from edgekv.config import KvOptions
 
 import llama_cpp
 
 N = 300
+
+
+@pytest.fixture(autouse=True)
+def not_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For rows that leave with their memory nobody waits (test_parked_rows.py)."""
+    monkeypatch.setattr(HeldTokens, "parks", False)
 
 
 @contextmanager

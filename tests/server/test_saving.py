@@ -22,6 +22,12 @@ from edgekv.server import saving
 from edgekv.server.saving import STILL_GAPS, STILL_S, Answers
 
 
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where rows cannot be parked (test_parking.py)."""
+    monkeypatch.setattr(HeldTokens, "parks", False)
+
+
 @pytest.mark.parametrize("slot", [0, 1])
 def test_what_lies_in_a_slot_is_not_in_ram_too(tiny, slot):
     """RAM gets it when another conversation takes the slot; a prompt that begins alike has it in either place."""
@@ -40,7 +46,7 @@ def test_what_lies_in_a_slot_is_not_in_ram_too(tiny, slot):
         assert again["timings"]["cache_n"] == 1299 and again["tokens"] == first["tokens"]
 
 
-def test_the_bound_of_ram_is_that_of_copies(tiny):
+def test_the_bound_of_ram_is_that_of_copies(tiny, copied):
     """Of ten conversations in two slots: what NumPy allocated for rows taken out of slots. Those in slots are the context's and count nowhere."""
     n, n_kept = 600, 3
     copies = tracemalloc.Filter(True, token_rows.__file__, domain=np.lib.tracemalloc_domain)
@@ -62,7 +68,7 @@ def test_the_bound_of_ram_is_that_of_copies(tiny):
 
 
 @pytest.mark.parametrize("kv", [{"mode": "off"}, EXACT, SPARSE], ids=["off", "exact", "sparse"])
-def test_others_are_answered_while_a_slot_waits_for_its_own_rows(tiny, monkeypatch, kv):
+def test_others_are_answered_while_a_slot_waits_for_its_own_rows(tiny, monkeypatch, copied, kv):
     """Another conversation takes the slot of one whose copy does not end. Who begins as that one does would wait for the copy of their common block."""
     with serve(tiny, kv, n_slots=2) as server, ThreadPoolExecutor(1) as pool:
         copies = Held(monkeypatch, HeldTokens, "read")
@@ -88,7 +94,7 @@ def test_many_conversations_in_few_slots_are_all_kept_right(tiny):
         assert one["tokens"] == two["tokens"] and two["timings"]["cache_n"] >= len(prompt) - 1
 
 
-def test_a_copy_that_fails_holds_nothing(tiny, monkeypatch):
+def test_a_copy_that_fails_holds_nothing(tiny, monkeypatch, copied):
     """Another conversation takes the slot, and is kept."""
     copy = Mock(side_effect=MemoryError)
     with serve(tiny, EXACT, n_slots=1) as server:
@@ -102,7 +108,7 @@ def test_a_copy_that_fails_holds_nothing(tiny, monkeypatch):
         assert again["timings"]["cache_n"] == 699 and again["tokens"] == second["tokens"]
 
 
-def test_without_threads_rows_are_copied_on_the_decoding_thread(tiny, monkeypatch):
+def test_without_threads_rows_are_copied_on_the_decoding_thread(tiny, monkeypatch, copied):
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:

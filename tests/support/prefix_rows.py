@@ -66,6 +66,7 @@ class InSlot:
 
     def __init__(self, payload: np.ndarray, n: int, layout: RowLayout = LAYOUT):
         self._payload, self._starts, self.needed, self.held = payload, layout.layer_starts(n), None, True
+        self.parked = False
 
     def read(self, layers: range, n_bytes: int) -> np.ndarray:
         assert self.held, "other tokens lie there"

@@ -6,6 +6,7 @@
 #include "context/context.h"
 
 #include "ggml-backend.h"
+#include "llama-edgekv-parked.h"
 
 #include <algorithm>
 #include <cstring>
@@ -107,36 +108,38 @@ edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const u
 
 struct edgekv_hold {
     struct Rows {
-        const char * data;  // the stream's first row
-        size_t bytes;       // of a row
-        int layer;          // its number among layers with a cache
+        size_t bytes;  // of all of them
+        int layer;     // its number among layers with a cache
     };
 
     ~edgekv_hold() { llama_edgekv_free_hold(held); }
 
     std::vector<Rows> rows;  // K and V of each layer
-    std::vector<uint32_t> cells;
     llama_edgekv_hold * held = nullptr;
 };
 
+static std::vector<const ggml_tensor *> tensors_of(const edgekv_context * ctx) {
+    std::vector<const ggml_tensor *> tensors;
+    for_each_rows(ctx->lctx, [&](const Rows & rows) { tensors.push_back(rows.tensor); });
+
+    return tensors;
+}
+
 edgekv_status edgekv_hold_tokens(
-        edgekv_context * ctx, int stream, const uint32_t * cells, int n, edgekv_needed needed, void * user, edgekv_hold ** out) {
+        edgekv_context * ctx, int stream, const uint32_t * cells, int n, int parks, edgekv_needed needed, void * user, edgekv_hold ** out) {
     EDGEKV_TRY(check_thread(ctx));
     EDGEKV_TRY(check(ctx, stream, cells, n));
 
     return guarded([&]() -> edgekv_status {
-        auto hold = std::make_unique<edgekv_hold>();
-        bool on_host = true;
-        for_each_rows(ctx->lctx, [&](const Rows & rows) {
-            on_host = on_host && ggml_backend_buffer_is_host(rows.tensor->buffer);
-            hold->rows.push_back({ static_cast<const char *>(rows.tensor->data) + stream * rows.tensor->nb[2], rows.bytes, rows.number });
-        });
-        if (!on_host) {
+        const auto tensors = tensors_of(ctx);
+        if (!std::all_of(tensors.begin(), tensors.end(), [](const ggml_tensor * one) { return ggml_backend_buffer_is_host(one->buffer); })) {
             return fail(EDGEKV_UNSUPPORTED, "K and V are not all in host memory");
         }
+        auto hold = std::make_unique<edgekv_hold>();
+        for_each_rows(ctx->lctx, [&](const Rows & rows) { hold->rows.push_back({ n * rows.bytes, rows.number }); });
         llama_synchronize(ctx->lctx);  // a device may still be writing rows
-        hold->cells.assign(cells, cells + n);
-        hold->held = llama_edgekv_hold_cells(ctx->lctx, static_cast<uint32_t>(stream), cells, n, needed, user);
+        hold->held = llama_edgekv_hold_cells(ctx->lctx, static_cast<uint32_t>(stream), cells, n, tensors.data(), static_cast<int>(tensors.size()),
+                                             parks && ctx->plane->waits_for_rows(), needed, user);
         if (!hold->held) {
             return fail(EDGEKV_UNSUPPORTED, "the cells are another context's");
         }
@@ -146,21 +149,37 @@ edgekv_status edgekv_hold_tokens(
     });
 }
 
+int edgekv_may_park(const edgekv_hold * hold) {
+    return llama_edgekv_may_park(hold->held);
+}
+
 edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first_layer, int end_layer, void * block) {
     char * out = static_cast<char *>(block);
-    const uint32_t * cells = hold->cells.data();
-    const int n = static_cast<int>(hold->cells.size());
-    for (const auto & rows : hold->rows) {
-        if (rows.layer < first_layer || rows.layer >= end_layer) {
-            continue;
+    for (size_t i = 0; i < hold->rows.size(); ++i) {
+        if (hold->rows[i].layer >= first_layer && hold->rows[i].layer < end_layer) {
+            llama_edgekv_read_hold(hold->held, static_cast<int>(i), out);
+            out += hold->rows[i].bytes;
         }
-        for_each_run(cells, n, [&](int run, int n_run) {
-            std::memcpy(out + run * rows.bytes, rows.data + cells[run] * rows.bytes, n_run * rows.bytes);
-        });
-        out += n * rows.bytes;
     }
 
     return EDGEKV_OK;
+}
+
+edgekv_status edgekv_unpark_tokens(
+        edgekv_context * ctx, int stream, edgekv_hold * const * holds, int n_holds, const uint32_t * cells, int n, uint8_t * back) {
+    EDGEKV_TRY(check_thread(ctx));
+    EDGEKV_TRY(check(ctx, stream, cells, n));
+
+    return guarded([&]() -> edgekv_status {
+        llama_synchronize(ctx->lctx);
+        std::vector<llama_edgekv_hold *> held;
+        for (int i = 0; i < n_holds; ++i) {
+            held.push_back(holds[i]->held);
+        }
+        llama_edgekv_unpark(ctx->lctx, static_cast<uint32_t>(stream), held.data(), n_holds, cells, tensors_of(ctx).data(), back);
+
+        return EDGEKV_OK;
+    });
 }
 
 void edgekv_free_hold(edgekv_hold * hold) {

@@ -1,0 +1,302 @@
+// Rows that leave their cells, or come back, with the memory that they have: page tables change, and few bytes are copied.
+//
+// Whole pages of a run of cells move by mremap() to addresses that agree with theirs modulo a huge page, so that huge pages stay whole. What they
+// leave reads as zeros, as memory that was given back does. The ends of a run are copied, and so is all that the kernel does not move.
+#include "llama-edgekv-access.h"
+#include "llama-edgekv-home.h"
+#include "llama-edgekv-mapping.h"
+#include "llama-edgekv-parked.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#ifndef MREMAP_DONTUNMAP  // older headers
+#define MREMAP_DONTUNMAP 4
+#endif
+
+namespace {
+
+// A process has 65,530 mappings, and each piece splits one in three. What would be more is copied.
+constexpr int MOST_PIECES = 8192;
+
+std::atomic<int> & all_pieces() {
+    static std::atomic<int> n{0};
+    return n;
+}
+
+size_t small_page() {
+    static const size_t n = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return n;
+}
+
+size_t least_move() { return 16*small_page(); }  // below, a copy takes no longer
+
+bool move(char * to, char * from, size_t n) {
+    return mremap(from, n, n, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED;
+}
+
+char * addresses(size_t n_bytes) {
+    void * found = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return found == MAP_FAILED ? nullptr : static_cast<char *>(found);
+}
+
+bool system_moves() {
+    static const bool does = [] {
+        const size_t n = small_page();
+        char * pages = addresses(2*n);
+        const bool moved = pages && move(pages + n, pages, n);
+        if (pages) {
+            munmap(pages, 2*n);
+        }
+        return moved;
+    }();
+    return does;
+}
+
+// Pages of nothing but these rows move. A move that fails has moved some of them, or none; where none arrived the rows are copied.
+void move_pages(char * to, char * from, size_t n) {
+    const size_t page = small_page();
+    std::vector<unsigned char> there(n/page, 0);
+    if (madvise(to, n, MADV_DONTNEED) == 0) {
+        if (move(to, from, n)) {
+            return;
+        }
+        mincore(to, n, there.data());
+    }
+    for (size_t i = 0; i < there.size(); ++i) {
+        if (!(there[i] & 1)) {
+            std::memcpy(to + i*page, from + i*page, page);
+        }
+    }
+}
+
+struct whole_pages {
+    size_t before, n;  // bytes
+};
+
+// `n` is 0 where there are fewer than `least` bytes of them
+whole_pages whole(const char * data, size_t n_bytes, size_t least) {
+    const size_t page = small_page(), before = (page - reinterpret_cast<uintptr_t>(data)%page)%page;
+    const size_t n = n_bytes > before ? (n_bytes - before)/page*page : 0;
+    return { before, n >= least ? n : 0 };
+}
+
+void move_rows(char * to, char * from, size_t n_bytes) {
+    const auto [before, n] = whole(from, n_bytes, least_move());
+    if (n == 0) {
+        std::memcpy(to, from, n_bytes);
+        return;
+    }
+    std::memcpy(to, from, before);
+    move_pages(to + before, from + before, n);
+    std::memcpy(to + before + n, from + before + n, n_bytes - before - n);
+}
+
+bool consecutive(const uint32_t * cells, size_t n) {
+    for (size_t i = 1; i < n; ++i) {
+        if (cells[i] != cells[i - 1] + 1) {
+            return false;
+        }
+    }
+    return n > 0;
+}
+
+using run_of_cells = std::pair<uint32_t, uint32_t>;  // first, end
+
+// Whether most bytes of these runs lie in whole pages that move. n_pieces: how many moves that takes.
+bool pays(const std::vector<llama_edgekv_held_rows> & rows, const std::vector<run_of_cells> & runs, int & n_pieces) {
+    size_t moved = 0, all = 0;
+    n_pieces = 0;
+    for (const auto & of : rows) {
+        for (const auto & [first, end] : runs) {
+            const size_t n = whole(of.data + first*of.bytes, (end - first)*of.bytes, least_move()).n;
+            n_pieces += n > 0;
+            moved += n;
+            all += (end - first)*of.bytes;
+        }
+    }
+    return 2*moved > all;
+}
+
+}  // namespace
+
+std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(std::vector<llama_edgekv_hold *> holds) {
+    std::sort(holds.begin(), holds.end(), [](const auto * a, const auto * b) { return a->cells.front() < b->cells.front(); });
+    std::vector<run_of_cells> runs;
+    for (const auto * one : holds) {
+        if (runs.empty() || runs.back().second != one->cells.front()) {
+            runs.emplace_back(one->cells.front(), one->cells.front());
+        }
+        runs.back().second = one->cells.back() + 1;
+    }
+    const auto home = holds.front()->rows;  // of all of them
+    int n_pieces = 0;
+    if (!pays(home, runs, n_pieces)) {
+        return nullptr;
+    }
+    std::shared_ptr<llama_edgekv_parked> parked(new llama_edgekv_parked);
+    parked->n_pieces = n_pieces;
+    if ((all_pieces() += n_pieces) > MOST_PIECES) {
+        return nullptr;
+    }
+    const uint32_t first = runs.front().first, n_cells = runs.back().second - first;
+    size_t end = 0;
+    for (const auto & of : home) {
+        const size_t offset = llama_edgekv_huge(end) + reinterpret_cast<uintptr_t>(of.data + first*of.bytes)%LLAMA_EDGEKV_HUGE;
+        parked->rows.push_back({ reinterpret_cast<char *>(offset), of.bytes, of.unit });
+        end = offset + n_cells*of.bytes;
+    }
+    parked->n_bytes = llama_edgekv_huge(end) + LLAMA_EDGEKV_HUGE;
+    parked->base    = addresses(parked->n_bytes);
+    if (!parked->base) {
+        return nullptr;
+    }
+    madvise(parked->base, parked->n_bytes, MADV_NOHUGEPAGE);  // what is copied takes no more than it needs
+    parked->first = first;
+    parked->read.resize(n_cells);
+    const uintptr_t base = llama_edgekv_huge(reinterpret_cast<uintptr_t>(parked->base));
+
+    std::vector<std::unique_lock<std::mutex>> locks;
+    for (auto * one : holds) {
+        locks.emplace_back(one->moves);
+    }
+    for (size_t i = 0; i < home.size(); ++i) {
+        auto & of = parked->rows[i];
+        of.data = reinterpret_cast<char *>(base + reinterpret_cast<uintptr_t>(of.data) - first*of.bytes);
+        for (const auto & [begin, behind] : runs) {
+            move_rows(of.data + begin*of.bytes, home[i].data + begin*of.bytes, (behind - begin)*of.bytes);
+        }
+    }
+    for (auto * one : holds) {
+        one->rows   = parked->rows;
+        one->parked = parked;
+        std::fill_n(parked->read.begin() + (one->cells.front() - first), one->cells.size(), true);
+    }
+    return parked;
+}
+
+llama_edgekv_parked::~llama_edgekv_parked() {
+    if (base) {
+        munmap(base, n_bytes);
+    }
+    all_pieces() -= n_pieces;
+}
+
+void llama_edgekv_parked::drop(uint32_t begin, uint32_t end) {
+    std::lock_guard<std::mutex> lock(mutex);
+    begin -= first;
+    end   -= first;
+    std::fill(read.begin() + begin, read.begin() + end, false);
+    while (begin > 0 && !read[begin - 1]) {
+        --begin;
+    }
+    while (end < read.size() && !read[end]) {
+        ++end;
+    }
+    for (const auto & of : rows) {
+        char * from = of.data + (first + begin)*of.bytes;
+        const auto [before, n] = whole(from, (end - begin)*of.bytes, small_page());
+        if (n > 0) {
+            madvise(from + before, n, MADV_DONTNEED);
+        }
+    }
+}
+
+void llama_edgekv_park(llama_kv_cache & kv, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    if (llama_edgekv_access::is_guest(kv) || llama_edgekv_access::copies_wait(kv)) {
+        return;
+    }
+    for (uint32_t s = 0; s < llama_edgekv_access::n_streams(kv); ++s) {
+        const llama_kv_cells & cells = llama_edgekv_access::cells(kv, s);
+        if (seq_id < 0 || kv.get_stream(seq_id) == s) {
+            llama_edgekv_access::clock(llama_edgekv_access::cells(kv, s)).holding()->park([&](uint32_t i) {
+                return cells.pos_in(i, p0, p1) && (seq_id < 0 || (cells.seq_has(i, seq_id) && cells.seq_count(i) == 1));
+            });
+        }
+    }
+}
+
+llama_edgekv_held_rows llama_edgekv_rows_of(const ggml_tensor * rows, uint32_t stream) {
+    const size_t unit = llama_edgekv_unit(rows) < LLAMA_EDGEKV_HUGE ? small_page() : LLAMA_EDGEKV_HUGE;
+    return { static_cast<char *>(rows->data) + stream*rows->nb[2], ggml_row_size(rows->type, rows->ne[0]), unit };
+}
+
+bool llama_edgekv_moves(const llama_edgekv_hold & hold, const std::vector<const ggml_tensor *> & rows) {
+    return system_moves() && consecutive(hold.cells.data(), hold.cells.size()) && std::all_of(rows.begin(), rows.end(), llama_edgekv_grows);
+}
+
+void llama_edgekv_unpark(
+        llama_context * lctx, uint32_t stream, llama_edgekv_hold * const * holds, int n, const uint32_t * cells, const ggml_tensor * const * rows,
+        uint8_t * back) {
+    const auto * kv = llama_edgekv_access::cache(lctx);
+    const auto & to = llama_edgekv_access::clock(llama_edgekv_access::cells(*kv, stream)).holding();
+    for (int i = 0, next; i < n; i = next) {
+        // those that lie one behind the other, and will
+        const auto & one = *holds[i];
+        size_t n_cells = one.cells.size();
+        const auto follows = [&](const llama_edgekv_hold & next, const llama_edgekv_hold & last) {
+            return next.parked == last.parked && next.cells.front() == last.cells.back() + 1 && cells[n_cells] == cells[n_cells - 1] + 1;
+        };
+        for (next = i + 1; next < n && follows(*holds[next], *holds[next - 1]); ++next) {
+            n_cells += holds[next]->cells.size();
+        }
+        const uint32_t first = one.cells.front();
+        bool moves = consecutive(cells, n_cells);
+        std::vector<llama_edgekv_held_rows> home;
+        for (size_t r = 0; r < one.rows.size(); ++r) {
+            home.push_back(llama_edgekv_rows_of(rows[r], stream));
+            const auto here = reinterpret_cast<uintptr_t>(one.rows[r].data + first*one.rows[r].bytes);
+            const auto there = reinterpret_cast<uintptr_t>(home[r].data + cells[0]*home[r].bytes);
+            moves = moves && llama_edgekv_grows(rows[r]) && home[r].unit == one.rows[r].unit && here%home[r].unit == there%home[r].unit;
+        }
+        int n_pieces;
+        if (moves && pays(one.rows, { { first, static_cast<uint32_t>(first + n_cells) } }, n_pieces)) {
+            const auto parked = one.parked;
+            std::vector<std::unique_lock<std::mutex>> locks;
+            for (int k = i; k < next; ++k) {
+                locks.emplace_back(holds[k]->moves);
+            }
+            for (size_t r = 0; r < home.size(); ++r) {
+                move_rows(home[r].data + cells[0]*home[r].bytes, one.rows[r].data + first*one.rows[r].bytes, n_cells*home[r].bytes);
+            }
+            const uint32_t * at = cells;
+            for (int k = i; k < next; ++k) {
+                auto & hold = *holds[k];
+                hold.rows   = home;
+                hold.parked = nullptr;
+                hold.holds  = to;
+                hold.cells.assign(at, at + hold.cells.size());
+                to->hold(&hold);
+                at += hold.cells.size();
+                back[k] = 1;
+            }
+            parked->drop(first, static_cast<uint32_t>(first + n_cells));
+        }
+        cells += n_cells;
+    }
+}
+
+#else
+
+std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(std::vector<llama_edgekv_hold *>) { return nullptr; }
+
+llama_edgekv_parked::~llama_edgekv_parked() = default;
+
+void llama_edgekv_parked::drop(uint32_t, uint32_t) {}
+
+void llama_edgekv_park(llama_kv_cache &, llama_seq_id, llama_pos, llama_pos) {}
+
+llama_edgekv_held_rows llama_edgekv_rows_of(const ggml_tensor * rows, uint32_t stream) {
+    return { static_cast<char *>(rows->data) + stream*rows->nb[2], ggml_row_size(rows->type, rows->ne[0]), 1 };
+}
+
+bool llama_edgekv_moves(const llama_edgekv_hold &, const std::vector<const ggml_tensor *> &) { return false; }
+
+void llama_edgekv_unpark(llama_context *, uint32_t, llama_edgekv_hold * const *, int, const uint32_t *, const ggml_tensor * const *, uint8_t *) {}
+
+#endif

@@ -1,0 +1,287 @@
+"""Held rows whose tokens leave their cells are parked: they keep their bytes and the memory that they have, and come back with it."""
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from support.contexts import attached
+
+from edgekv._native.token_rows import HeldTokens
+from edgekv.config import KvOptions
+
+import llama_cpp
+
+N, BLOCK = 1111, 256
+Q8_0 = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
+"""A row of K takes 272 bytes: no page is made of whole rows."""
+
+
+@contextmanager
+def filled(synthetic, n: int = N, **arguments) -> Iterator[tuple]:
+    """A context of two sequences, the first with n tokens, and its Runtime. What a test holds is released before the context goes."""
+    with attached(synthetic("llama", dtype="f32", n_head_kv=4), KvOptions(mode="exact"),
+                  **{"n_ctx": 4096, "n_seq": 2, "unified": False} | arguments) as (context, run):
+        read(context, 0, n)
+        held, hold = list[HeldTokens](), run.tokens.hold
+        run.tokens.hold = lambda *of: held.append(hold(*of)) or held[-1]
+        try:
+            yield context, run
+        finally:
+            for one in held:
+                one.release()
+
+
+def read(context, first: int, end: int, seq: int = 0) -> None:
+    tokens = np.random.default_rng(7).integers(260, 320, end)[first:]
+    for at in range(0, len(tokens), 512):
+        part = tokens[at : at + 512].tolist()
+        context.decode(part, list(range(first + at, first + at + len(part))), [seq] * len(part))
+
+
+def hold_blocks(run, n: int = N, seq: int = 0, first: int = 0) -> list[HeldTokens]:
+    """Of 256 tokens each, and the rest."""
+    cells = run.tokens.cells_of(seq, n)
+    return [run.tokens.hold(seq, cells[at : at + BLOCK]) for at in range(first, n, BLOCK)]
+
+
+def n_bytes(run, n: int) -> int:
+    return sum(map(sum, run.tokens.row_bytes())) * n
+
+
+def rows(run, held: HeldTokens, n: int) -> bytes:
+    return held.read(range(run.tokens.n_layers()), n_bytes(run, n)).tobytes()
+
+
+def sizes(first: int = 0, n: int = N) -> list[int]:
+    return [min(BLOCK, n - at) for at in range(first, n, BLOCK)]
+
+
+def all_rows(run, held: list[HeldTokens], first: int = 0, n: int = N) -> list[bytes]:
+    return [rows(run, one, size) for one, size in zip(held, sizes(first, n), strict=True)]
+
+
+def in_cells(run, seq: int, n: int, first: int = 0) -> list[bytes]:
+    cells = run.tokens.cells_of(seq, n)
+    return [run.tokens.read(seq, cells[at : at + BLOCK], n_bytes(run, min(BLOCK, n - at))).tobytes() for at in range(first, n, BLOCK)]
+
+
+def leave(context, seq: int = 0, first: int = 0, end: int = -1) -> None:
+    assert llama_cpp.llama_memory_seq_rm(context.memory, seq, first, end)
+
+
+def back(run, held: list[HeldTokens], seq: int = 0, first: int = 0, n: int = N) -> list[bool]:
+    """Put the rows into cells of a sequence that ends at its token `first`."""
+    cells = run.tokens.place(seq, first, np.zeros(n - first, np.uint8))
+    return run.tokens.unpark(seq, held, np.split(cells, np.cumsum(sizes(first, n))[:-1]))
+
+
+@pytest.mark.parametrize("types", [{}, Q8_0], ids=["f16", "q8_0"])
+@pytest.mark.parametrize("first", [0, 37], ids=["from the first", "from an odd one"])
+def test_rows_leave_with_their_tokens_and_come_back(synthetic, types, first):
+    """Nobody waits for who holds them; what stays of the sequence stays as it is; and once more."""
+    with filled(synthetic, **types) as (context, run):
+        before, stays = in_cells(run, 0, N, first), in_cells(run, 0, first)
+        held = hold_blocks(run, first=first)
+        assert all(one.parks for one in held)
+        for _ in range(2):
+            leave(context, first=first)
+            assert all(one.parked for one in held) and all_rows(run, held, first) == before
+            assert in_cells(run, 0, first) == stays
+            assert back(run, held, first=first) == [True] * len(held)
+            assert all_rows(run, held, first) == before == in_cells(run, 0, N, first) and in_cells(run, 0, first) == stays
+
+
+def test_others_compute_in_the_cells_meanwhile(synthetic):
+    """And give them up again, so that what they held does not remain."""
+    with filled(synthetic) as (context, run):
+        before, held = in_cells(run, 0, N), hold_blocks(run)
+        leave(context)
+        read(context, 0, N - 100)
+        assert all_rows(run, held) == before
+        assert back(run, held) == [True] * len(held) and in_cells(run, 0, N) == before
+        assert in_cells(run, 0, N)[0] == all_rows(run, held)[0]
+
+
+def test_rows_come_back_into_another_slot(synthetic):
+    with filled(synthetic) as (context, run):
+        before, held = in_cells(run, 0, N), hold_blocks(run)
+        leave(context)
+        read(context, 0, 300)
+        kept = in_cells(run, 0, 300)
+        assert back(run, held, seq=1) == [True] * len(held)
+        assert in_cells(run, 1, N) == before == all_rows(run, held) and in_cells(run, 0, 300) == kept
+        leave(context, seq=1)
+        assert all(one.parked for one in held) and all_rows(run, held) == before
+
+
+def test_rows_outlive_their_context(synthetic):
+    with attached(synthetic("llama", dtype="f32", n_head_kv=4), KvOptions(mode="exact"), n_ctx=4096, n_seq=1) as (context, run):
+        read(context, 0, N)
+        before, held = in_cells(run, 0, N), hold_blocks(run)
+        n_layers, n = run.tokens.n_layers(), [n_bytes(run, size) for size in sizes()]
+        leave(context)
+    assert [one.read(range(n_layers), size).tobytes() for one, size in zip(held, n)] == before
+    for one in held:
+        one.release()
+
+
+def test_what_a_sequence_goes_on_with_is_not_parked(synthetic):
+    """Tokens leave from the middle of the first block: its holder is asked, as ever, before the others' rows leave."""
+    with filled(synthetic) as (context, run):
+        before, held = in_cells(run, 0, N), hold_blocks(run)
+        said = []
+
+        def asked(*_) -> None:
+            said.append((held[0].parked, [one.parked for one in held[1:]], all_rows(run, held) == before))
+            held[0].release()
+
+        held[0].needed = asked
+        leave(context, first=100)
+        assert said == [(False, [True] * (len(held) - 1), True)]
+        assert in_cells(run, 0, 100) == [part_of(run, before[0], BLOCK, 100)]
+
+
+def part_of(run, block: bytes, n: int, n_first: int) -> bytes:
+    """The rows of a block's first tokens."""
+    found, at = [], 0
+    for k_bytes, v_bytes in zip(*run.tokens.row_bytes()):
+        for size in (k_bytes, v_bytes):
+            found.append(block[at : at + n_first * size])
+            at += n * size
+    return b"".join(found)
+
+
+def test_cells_that_another_sequence_has_too_stay(synthetic):
+    """A copied sequence goes on in them: nothing moves, and nobody is asked."""
+    with filled(synthetic, unified=True) as (context, run):
+        before, held = in_cells(run, 0, N), hold_blocks(run)
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+        leave(context)
+        assert not any(one.parked for one in held) and in_cells(run, 1, N) == before == all_rows(run, held)
+        leave(context, seq=1)
+        assert all(one.parked for one in held) and all_rows(run, held) == before
+
+
+def test_what_is_held_twice_is_asked_for(synthetic):
+    with filled(synthetic) as (context, run):
+        held, again = hold_blocks(run), run.tokens.hold(0, run.tokens.cells_of(0, 10))
+        asked = []
+        for one in (held[0], again):
+            one.needed = lambda *_, one=one: (asked.append(one.parked), one.release())
+        leave(context)
+        assert asked == [False, False] and all(one.parked for one in held[1:])
+
+
+def test_tokens_in_scattered_cells_are_not_parked(synthetic):
+    """Two sequences took turns in one cache: no page is one sequence's."""
+    with filled(synthetic, n=0, unified=True) as (context, run):
+        for at in range(0, N - 64, 64):
+            read(context, at, at + 64, seq=0)
+            read(context, at, at + 64, seq=1)
+        held = hold_blocks(run, 1024)
+        assert not any(one.parks for one in held)
+
+
+def test_one_that_may_not_park_waits(synthetic, monkeypatch):
+    monkeypatch.setattr(HeldTokens, "parks", False)
+    with filled(synthetic) as (context, run):
+        held = hold_blocks(run)
+        for one in held:
+            one.needed = lambda *_, one=one: one.release()
+        leave(context)
+        assert not any(one.parked or one.parks for one in held)
+
+
+@pytest.mark.parametrize("n_gone", range(1, 5))
+def test_the_others_stay_when_some_are_released(synthetic, n_gone):
+    """In any order: whole pages are given back, and those that two blocks share stay for the other one."""
+    with filled(synthetic, **Q8_0) as (context, run):
+        before, held = in_cells(run, 0, N), hold_blocks(run)
+        leave(context)
+        order = np.random.default_rng(n_gone).permutation(len(held))
+        for i in order[:n_gone]:
+            held[i].release()
+        left = [i for i in range(len(held)) if i not in order[:n_gone]]
+        assert [rows(run, held[i], sizes()[i]) for i in left] == [before[i] for i in left]
+
+
+def test_some_come_back_and_others_stay_parked(synthetic):
+    with filled(synthetic, **Q8_0) as (context, run):
+        before, held = in_cells(run, 0, N), hold_blocks(run)
+        leave(context)
+        assert back(run, held[:3], n=3 * BLOCK) == [True] * 3
+        assert in_cells(run, 0, 3 * BLOCK) == before[:3] and all_rows(run, held) == before
+        assert [one.parked for one in held] == [False] * 3 + [True] * 2
+
+
+def test_rows_that_lie_otherwise_in_their_page_stay_parked(synthetic):
+    """A slot whose beginning is longer by one token."""
+    with filled(synthetic, **Q8_0) as (context, run):
+        before, held = in_cells(run, 0, N), hold_blocks(run)
+        leave(context)
+        read(context, 0, 1)
+        assert back(run, held, first=1, n=N + 1) == [False] * len(held)
+        assert all(one.parked for one in held) and all_rows(run, held) == before
+
+
+def test_a_thread_reads_the_same_rows_wherever_they_are(synthetic):
+    with filled(synthetic) as (context, run):
+        before, held, end = in_cells(run, 0, N), hold_blocks(run), threading.Event()
+        wrong, n_read = [], [0]
+
+        def reads() -> None:
+            while not end.is_set():
+                wrong.extend(i for i, one in enumerate(held) if rows(run, one, sizes()[i]) != before[i])
+                n_read[0] += 1
+
+        reader = threading.Thread(target=reads)
+        reader.start()
+        try:
+            for _ in range(20):
+                leave(context)
+                assert back(run, held) == [True] * len(held)
+        finally:
+            end.set()
+            reader.join(60)
+        assert not wrong and n_read[0] > 0
+
+
+def test_all_that_leave_together_share_one_wait(synthetic):
+    """Their holders are told at once, with the same beginning of their wait."""
+    with filled(synthetic) as (context, run):
+        held, since = hold_blocks(run), []
+        for one in held:
+            one.needed = lambda *at: since.append(at)
+        leave(context)
+        assert len(since) == len(held) and len(set(since)) == 1 and len(since[0]) == 1
+
+
+MREMAP = {"x86_64": 25, "aarch64": 216}
+
+
+def without_mremap() -> None:
+    """The kernel refuses this thread to move pages, until it ends."""
+    code = [(0x20, 0, 0, 0), (0x15, 0, 1, MREMAP[platform.machine()]), (0x06, 0, 0, 0x50000 | errno.EPERM), (0x06, 0, 0, 0x7FFF0000)]
+    filters = (ctypes.c_uint8 * (8 * len(code))).from_buffer_copy(b"".join(struct.pack("=HBBI", *one) for one in code))
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(filters)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    no_new_privileges, seccomp, by_filter = 38, 22, 2
+    assert libc.prctl(no_new_privileges, 1, 0, 0, 0) == 0 and libc.prctl(seccomp, by_filter, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
+
+
+@pytest.mark.skipif(platform.machine() not in MREMAP, reason="the number of a system call")
+def test_what_the_kernel_does_not_move_is_copied(synthetic):
+    with filled(synthetic, **Q8_0) as (context, run), ThreadPoolExecutor(1, initializer=without_mremap) as pool:
+        before, held = in_cells(run, 0, N), hold_blocks(run)
+        pool.submit(leave, context).result()
+        assert all(one.parked for one in held) and all_rows(run, held) == before
+        assert pool.submit(back, run, held).result() == [True] * len(held)
+        assert in_cells(run, 0, N) == before == all_rows(run, held)

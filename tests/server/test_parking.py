@@ -1,0 +1,205 @@
+"""A conversation whose slot another one takes is parked, and comes back with its memory: nothing of it is copied, and it goes on as if it had stayed."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.prefix_server import EXACT, SPARSE, apart, ask, conversation, serve
+
+from edgekv._native.token_rows import HeldTokens
+from edgekv.prefix_cache import writer
+from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.server import saving
+
+N, N_ANSWER = 900, 8
+OWN_CACHES = ("--no-kv-unified",)
+
+
+@pytest.fixture
+def wide(synthetic) -> Path:
+    """Its rows are wide enough for their pages to be moved: 128 KiB for K of a block."""
+    return synthetic("llama", n_head_kv=4, dtype="f32")
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each copy out of a slot or of what is parked."""
+    found, read = list[int](), HeldTokens.read
+
+    def noted(held: HeldTokens, *arguments: Any) -> np.ndarray:
+        rows = read(held, *arguments)
+        found.append(rows.nbytes)
+        return rows
+
+    monkeypatch.setattr(HeldTokens, "read", noted)
+    return found
+
+
+def said(server, tokens: list[int], **more) -> tuple[list[int], np.ndarray, int]:
+    """An answer, the probabilities of its tokens, and how many tokens of the prompt were not read."""
+    answer = ask(server, tokens, N_ANSWER, n_probs=3, post_sampling_probs=False, **more)
+    logs = [[one["logprob"] for one in step["top_logprobs"]] for step in answer["completion_probabilities"]]
+    return answer["tokens"], np.array(logs), answer["timings"]["cache_n"]
+
+
+def same(one: tuple, other: tuple) -> None:
+    assert one[0] == other[0], "other tokens"
+    np.testing.assert_array_equal(one[1], other[1], "other probabilities")
+
+
+def longer(tokens: list[int], answer: tuple, seed: int = 9) -> list[int]:
+    return [*tokens, *answer[0][:-1], *conversation(seed, 40)[1:]]
+
+
+@pytest.mark.parametrize("more", [{}, {"n_slots": 2, "n_ctx": 4096}, {"n_slots": 2, "n_ctx": 4096, "extra": OWN_CACHES}], ids=["one slot", "unified", "apart"])
+@pytest.mark.parametrize("kv", [{"mode": "off"}, EXACT, SPARSE], ids=["off", "exact", "sparse"])
+def test_who_comes_back_goes_on_as_if_nobody_had_come_between(wide, copies, kv, more):
+    first, second = apart(1, N), apart(2, N)
+    with serve(wide, kv, None, **more) as server:
+        stayed = [said(server, first, id_slot=0)]
+        stayed += [said(server, longer(first, stayed[0]), id_slot=0)]
+    with serve(wide, kv, **more) as server:
+        came = [said(server, first, id_slot=0)]
+        said(server, second, id_slot=0)
+        came += [said(server, longer(first, came[0]), id_slot=0)]
+        assert copies == [] and came[1][2] == N + N_ANSWER - 1
+    for one, other in zip(came, stayed):
+        same(one, other)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt-oss", "lfm2", "qwen3", "deepseek2", "deepseek32"])
+def test_each_kind_of_cache_gives_the_same_as_copies(synthetic, monkeypatch, kind):
+    """Windows and states go on as snapshots beside the rows; compressed rows have no V; the keys of an index go along."""
+    model, first, second = synthetic(kind, dtype="f32"), apart(1, N), apart(2, N)
+    came = dict[bool, list[tuple]]()
+    for parks in (True, False):
+        monkeypatch.setattr(HeldTokens, "parks", parks)
+        with serve(model, EXACT) as server:
+            one = said(server, first)
+            said(server, second)
+            came[parks] = [one, said(server, longer(first, one))]
+            assert came[parks][1][2] > N // 2
+    for one, other in zip(came[True], came[False]):
+        same(one, other)
+
+
+def test_what_is_parked_counts_in_ram_and_what_came_back_does_not(wide):
+    first, second = apart(1, N), apart(2, N)
+    with serve(wide, EXACT) as server:
+        answer = said(server, first)
+        server.settle()
+        (before,) = server.prefixes.stats()
+        said(server, second)
+        server.settle()
+        (parked,) = server.prefixes.stats()
+        said(server, longer(first, answer))
+        server.settle()
+        (back,) = server.prefixes.stats()
+        token_bytes = sum(map(sum, server.runtime.tokens.row_bytes())) + 4
+    n = N + N_ANSWER - 1
+    assert (before.ram.n_bytes, before.n_in_slots) == (0, 4)
+    assert (parked.ram.n_bytes, parked.ram.n_blocks, parked.n_in_slots) == (n * token_bytes, 4, 4)
+    assert back.ram.n_bytes == n * token_bytes and back.ram.n_blocks == 4, "the second conversation is parked now, and as long"
+
+
+def test_a_bound_that_is_too_small_keeps_a_beginning(wide):
+    first, second = apart(1, N), apart(2, N)
+    with serve(wide, EXACT) as server:
+        token_bytes = sum(map(sum, server.runtime.tokens.row_bytes())) + 4
+    bound = 3 * 256 * token_bytes - 1
+    with serve(wide, EXACT, StoreSettings(ram_bytes=bound)) as server:
+        said(server, first)
+        said(server, second)
+        server.settle()
+        (stats,) = server.prefixes.stats()
+        assert 2 * 256 * token_bytes <= stats.ram.n_bytes <= bound
+        again = said(server, first)
+        assert again[2] == 512
+        server.settle()
+        (stats,) = server.prefixes.stats()
+        assert stats.ram.n_bytes <= bound
+
+
+@pytest.fixture
+def writes_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_tokens = itertools.count()
+    monkeypatch.setattr(writer, "PAUSE_S", 3600.0)
+    monkeypatch.setattr(saving, "answers", lambda: (next(n_tokens), 0.01))
+
+
+def test_a_folder_gets_what_is_parked(wide, writes_wait, tmp_path):
+    store, first, second = StoreSettings(ram_bytes=1 << 30, folder=tmp_path), apart(1, N), apart(2, N)
+    with serve(wide, EXACT, store) as server:
+        stayed = said(server, first)
+        said(server, second)
+        server.settle()
+        (stats,) = server.prefixes.stats()
+        assert (stats.disk.n_blocks, stats.ram.n_blocks) == (0, 4)
+        server.prefixes.flush()
+        (stats,) = server.prefixes.stats()
+        assert stats.disk.n_blocks == 8
+    with serve(wide, EXACT, store) as server:
+        again = said(server, first)
+        assert again[2] == N - 1 and again[0] == stayed[0]
+
+
+def test_a_common_beginning_stays_in_the_slot(wide):
+    """The next conversation goes on in the first one's cells. Where both have them the rows are copied, and the rest is parked."""
+    beginning = apart(1, 700)
+    first, second = [*beginning, *conversation(2, 500)], [*beginning, *conversation(3, 500)]
+    with serve(wide, EXACT, None) as server:
+        stayed = [said(server, first)]
+        stayed += [said(server, longer(first, stayed[0]))]
+    with serve(wide, EXACT) as server:
+        came = [said(server, first)]
+        assert said(server, second)[2] >= 700
+        came += [said(server, longer(first, came[0]))]
+        assert came[1][2] >= 1200
+    for one, other in zip(came, stayed):
+        same(one, other)
+
+
+def test_two_slots_want_what_is_parked(wide, copies):
+    """The first gets the memory; the second copies from its cells."""
+    first, second = apart(1, N), apart(2, N)
+    stayed, came = [], []
+    for seed in (8, 9):
+        with serve(wide, EXACT, None) as server:
+            stayed.append(said(server, longer(first, said(server, first), seed)))
+    with serve(wide, EXACT, n_slots=2, n_ctx=4096, extra=OWN_CACHES) as server:
+        answer = said(server, first, id_slot=0)
+        said(server, second, id_slot=0)
+        for slot, seed in ((1, 8), (0, 9)):
+            came.append(said(server, longer(first, answer, seed), id_slot=slot))
+            assert (copies == []) == (slot == 1) and came[-1][2] == N + N_ANSWER - 1
+    for one, other in zip(came, stayed):
+        same(one, other)
+
+
+def test_a_request_that_keeps_nothing_parks_what_was_there(wide, copies):
+    first, second = apart(1, N), apart(2, N)
+    with serve(wide, EXACT) as server:
+        answer = said(server, first)
+        said(server, second, cache_prompt=False)
+        again = said(server, longer(first, answer))
+        assert again[2] == N + N_ANSWER - 1 and copies == []
+
+
+def test_conversations_that_take_turns_stay_right(wide):
+    """More than slots, in any order: each goes on as it would alone."""
+    prompts = {seed: apart(seed, 500 + 90 * seed) for seed in range(4)}
+    alone = dict[int, list[tuple]]()
+    for seed, prompt in prompts.items():
+        with serve(wide, EXACT, None) as server:
+            one = said(server, prompt)
+            alone[seed] = [one, said(server, longer(prompt, one))]
+    order = np.random.default_rng(5).permutation([*range(4)] * 2).tolist()
+    with serve(wide, EXACT, n_slots=2, n_ctx=4096) as server:
+        seen = dict[int, int]()
+        for seed in order:
+            turn = seen.get(seed, 0)
+            prompt = prompts[seed] if turn == 0 else longer(prompts[seed], alone[seed][0])
+            same(said(server, prompt), alone[seed][turn])
+            seen[seed] = turn + 1

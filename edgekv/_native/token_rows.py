@@ -55,9 +55,10 @@ class HeldTokens:
     parks = True
     """Whether the rows may be parked; of one that is held: whether this machine, the cache and its cells allow it."""
 
-    def __init__(self, handle: Handle, stream: int, cells: np.ndarray):
+    def __init__(self, handle: Handle, stream: int, cells: np.ndarray, parks: bool = True):
+        """parks: they are worth being parked."""
         out, number = ffi.new("edgekv_hold **"), next(_numbers_of_holds)
-        _check(lib.edgekv_hold_tokens(handle, stream, _cells(cells), len(cells), self.parks, lib.edgekv_py_needed, ffi.cast("void *", number), out))
+        _check(lib.edgekv_hold_tokens(handle, stream, _cells(cells), len(cells), parks and self.parks, lib.edgekv_py_needed, ffi.cast("void *", number), out))
         self._hold = ffi.gc(out[0], lib.edgekv_free_hold)
         self.parks = bool(lib.edgekv_may_park(self._hold))
         self.parked = False

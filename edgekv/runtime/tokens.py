@@ -84,13 +84,13 @@ class Tokens:
             return np.empty(0, np.uint8)
         return token_rows.read_tokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells), n_bytes)
 
-    def hold(self, seq_id: int, cells: np.ndarray) -> HeldTokens:
+    def hold(self, seq_id: int, cells: np.ndarray, parks: bool = True) -> HeldTokens:
         """Keep computed tokens' cells (uint32 [n]) unchanged until they are released, and have them asked for (`HeldTokens.needed`): any thread may read
-        them while others are computed.
+        them while others are computed. parks: where the tokens leave, they may be parked.
         Raises NativeError if their rows are not in host memory, or do not exist."""
         if not self._cells.known:
             raise NativeError("the context keeps states alone: it has no cells to hold")
-        return HeldTokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells))
+        return HeldTokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells), parks)
 
     def unpark(self, seq_id: int, held: Sequence[HeldTokens], cells: Sequence[np.ndarray]) -> list[bool]:
         """Bring parked rows back into placed cells of a sequence, uint32 [n] each; whether each did (`token_rows.unpark`)."""

@@ -240,11 +240,10 @@ class Prefixes:
 
     def _unpark(self, runtime: Runtime, seq_id: int, pieces: Sequence[BlockPiece], cells: list[np.ndarray]) -> list[np.ndarray]:
         """Bring what is parked back with its memory: from now on these blocks lie in the slot. The cells of each piece whose rows are still to come."""
-        whole_ones = [i for i, piece in enumerate(pieces) if isinstance(piece.block, KeptBlock) and piece.n == piece.n_block]
-        blocks = [pieces[i].block for i in whole_ones]
-        back = self.ram.put_back(blocks, [cells[i] for i in whole_ones], partial(runtime.tokens.unpark, seq_id))
-        for i, block, is_back in zip(whole_ones, blocks, back):
-            if is_back:
+        uncut = [(i, piece.block) for i, piece in enumerate(pieces) if isinstance(piece.block, KeptBlock) and piece.n == piece.n_block]
+        back = self.ram.put_back([block for _, block in uncut], [cells[i] for i, _ in uncut], partial(runtime.tokens.unpark, seq_id))
+        for (i, block), is_back in zip(uncut, back):
+            if is_back and isinstance(block.rows, HeldTokens):
                 self._in_slots.add(seq_id, pieces[i].first + pieces[i].n, block.rows)
                 cells[i] = cells[i][:0]
         return cells
@@ -303,7 +302,7 @@ class Prefixes:
         def rows(first: int, n: int) -> np.ndarray | HeldTokens:
             cells = kept.cells[first:first + n]
             try:
-                held = runtime.tokens.hold(seq_id, cells)
+                held = runtime.tokens.hold(seq_id, cells, self._where.ram_bytes > 0)
             except NativeError:  # they are not in host memory
                 return runtime.tokens.read(seq_id, cells, store.identity.layout.block_bytes(n))
             self._in_slots.add(seq_id, first + n, held)

@@ -246,7 +246,7 @@ void llama_edgekv_unpark(
             n_cells += holds[next]->cells.size();
         }
         const uint32_t first = one.cells.front();
-        bool moves = consecutive(cells, n_cells);
+        bool moves = one.parked && consecutive(cells, n_cells);
         std::vector<llama_edgekv_held_rows> home;
         for (size_t r = 0; r < one.rows.size(); ++r) {
             home.push_back(llama_edgekv_rows_of(rows[r], stream));

@@ -15,6 +15,7 @@ import pytest
 from support.contexts import attached
 
 from edgekv._native.token_rows import HeldTokens
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
 
 import llama_cpp
@@ -220,6 +221,16 @@ def test_some_come_back_and_others_stay_parked(synthetic):
         assert back(run, held[:3], n=3 * BLOCK) == [True] * 3
         assert in_cells(run, 0, 3 * BLOCK) == before[:3] and all_rows(run, held) == before
         assert [one.parked for one in held] == [False] * 3 + [True] * 2
+
+
+def test_too_few_cells_are_refused(synthetic):
+    with filled(synthetic) as (context, run):
+        before, held = in_cells(run, 0, N), hold_blocks(run)
+        leave(context)
+        cells = run.tokens.place(0, 0, np.zeros(N - 1, np.uint8))
+        with pytest.raises(ConfigError, match=f"{N} tokens do not come back into {N - 1} cells"):
+            run.tokens.unpark(0, held, [cells])
+        assert all_rows(run, held) == before
 
 
 def test_rows_that_lie_otherwise_in_their_page_stay_parked(synthetic):

@@ -145,6 +145,19 @@ def test_a_folder_gets_what_is_parked(wide, writes_wait, tmp_path):
         assert again[2] == N - 1 and again[0] == stayed[0]
 
 
+def test_without_ram_nothing_is_parked(wide, monkeypatch, tmp_path):
+    """What a folder has leaves with its cells; what it lacks is copied until it is written."""
+    monkeypatch.setattr(HeldTokens, "parked", property(lambda held: False, lambda held, parked: pytest.fail("parked") if parked else None), raising=False)
+    with serve(wide, EXACT, StoreSettings(ram_bytes=0, folder=tmp_path)) as server:
+        stayed = said(server, apart(1, N))
+        said(server, apart(2, N))
+        server.prefixes.flush()
+        (stats,) = server.prefixes.stats()
+        assert (stats.ram.n_bytes, stats.n_dropped) == (0, 0)
+        again = said(server, apart(1, N))
+        assert again[2] == N - 1 and again[0] == stayed[0]
+
+
 def test_a_common_beginning_stays_in_the_slot(wide):
     """The next conversation goes on in the first one's cells. Where both have them the rows are copied, and the rest is parked."""
     beginning = apart(1, 700)

@@ -114,6 +114,7 @@ struct edgekv_hold {
 
     ~edgekv_hold() { llama_edgekv_free_hold(held); }
 
+    int n = 0;  // tokens
     std::vector<Rows> rows;  // K and V of each layer
     llama_edgekv_hold * held = nullptr;
 };
@@ -136,6 +137,7 @@ edgekv_status edgekv_hold_tokens(
             return fail(EDGEKV_UNSUPPORTED, "K and V are not all in host memory");
         }
         auto hold = std::make_unique<edgekv_hold>();
+        hold->n = n;
         for_each_rows(ctx->lctx, [&](const Rows & rows) { hold->rows.push_back({ n * rows.bytes, rows.number }); });
         llama_synchronize(ctx->lctx);  // a device may still be writing rows
         hold->held = llama_edgekv_hold_cells(ctx->lctx, static_cast<uint32_t>(stream), cells, n, tensors.data(), static_cast<int>(tensors.size()),
@@ -173,8 +175,13 @@ edgekv_status edgekv_unpark_tokens(
     return guarded([&]() -> edgekv_status {
         llama_synchronize(ctx->lctx);
         std::vector<llama_edgekv_hold *> held;
+        int n_held = 0;
         for (int i = 0; i < n_holds; ++i) {
             held.push_back(holds[i]->held);
+            n_held += holds[i]->n;
+        }
+        if (n_held != n) {
+            return fail(EDGEKV_INVALID, std::to_string(n_held) + " tokens do not come back into " + std::to_string(n) + " cells");
         }
         llama_edgekv_unpark(ctx->lctx, static_cast<uint32_t>(stream), held.data(), n_holds, cells, tensors_of(ctx).data(), back);
 

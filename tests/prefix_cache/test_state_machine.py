@@ -14,6 +14,7 @@ from support.prefix_rows import BLOCK_BYTES, InSlot, check_rows, conversation, r
 from support.stores import load_all, n_restored, open_store
 
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, KeptBlock, Reading, ReadWith
+from edgekv.prefix_cache.coming import ComingBlock
 from edgekv.prefix_cache.ram import Pins
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.search import Match
@@ -152,16 +153,33 @@ class Machine(RuleBasedStateMachine):
         self.match(-1, AMPLE, more, 0, Reading.SPARSE, 0 if snapshots else None, None, True)
 
     @precondition(lambda self: self.slots)
-    @rule(which=WHICH, first=st.integers(0, 2))
-    def take_cells(self, which, first):
-        """A slot needs the cells of an insert's blocks from the first-th on. Hits still get what they found there; else it goes where RAM has no room."""
+    @rule(which=WHICH, first=st.integers(0, 2), parks=st.booleans())
+    def take_cells(self, which, first, parks=False):
+        """A slot needs the cells of an insert's blocks from the first-th on; parks: their rows have left these. Hits still get what they found there; else
+        it goes where RAM has no room."""
         rows = self.slots[which % len(self.slots)]
         taken, rows[first:] = rows[first:], []
         self.lost |= self.folder is None and self.ram_bytes != AMPLE * BLOCK_BYTES
         for ref in taken:
             if (rows := ref()) is not None:
+                rows.parked = parks
                 rows.needed()
-                assert not rows.held, "the slot waits for ever"
+                assert parks or not rows.held, "the slot waits for ever"
+
+    @rule(which=st.sets(st.integers(0, 3)))
+    def come_back(self, which):
+        """Parked rows lie in a slot again, as far as their pages fit there."""
+        parked = [block for block in self.in_ram() if block.rows is not None and block.rows.parked]
+
+        def put(rows: list[InSlot], cells: list[np.ndarray]) -> list[bool]:
+            for i, one in enumerate(rows):
+                assert one.held and len(cells[i]) == i
+                one.parked = i not in which
+            return [i in which for i in range(len(rows))]
+
+        back = self.store.ram.put_back(parked, [np.arange(i, dtype=np.uint32) for i in range(len(parked))], put)
+        assert back == [i in which for i in range(len(parked))] == [block.n_bytes == 0 for block in parked]
+        self.slots.append([weakref.ref(block.rows) for block, is_back in zip(parked, back) if is_back])
 
     @rule(which=WHICH, n=LENGTH, first=st.integers(0, 2))
     def slot_is_needed_in_a_load(self, which, n, first):
@@ -206,7 +224,7 @@ class Machine(RuleBasedStateMachine):
             self.check(hit, match)
         else:
             self.hits.append((hit, match))
-            self.counted.update(piece.block for piece in hit.pieces if piece.block.payload is not None)
+            self.counted.update(piece.block for piece in hit.pieces if takes_ram(piece.block))
 
     def check(self, hit: PrefixHit, match: Match) -> None:
         asked, n_have = match.asked.tokens, match.n_have
@@ -285,7 +303,7 @@ class Machine(RuleBasedStateMachine):
         with self.store.ram.lock:
             there = self.in_ram()
             held = {piece.block for hit, _ in self.hits for piece in hit.pieces
-                    if piece.block.payload is not None and piece.n_block == BLOCK_TOKENS
+                    if takes_ram(piece.block) and piece.n_block == BLOCK_TOKENS
                     and piece.block in self.counted | set(there)}
             assert sum(block.n_bytes for block in held | set(there)) <= self.store.stats().ram.n_bytes <= self.store.most_ram_bytes
 
@@ -295,6 +313,10 @@ class Machine(RuleBasedStateMachine):
         assert self.folder is None or not self.pins or self.store.flush(20)
         for of, _ in self.pins:
             assert n_restored(self.store, of.tokens, 0, Reading.SPARSE, read_with=of.read_with) == len(of.tokens)
+
+
+def takes_ram(block: KeptBlock | ComingBlock) -> bool:
+    return block.n_bytes > 0 if isinstance(block, KeptBlock) else block.payload is not None
 
 
 def accepted(one: Said, match: Match) -> Reading:

@@ -63,7 +63,7 @@ BUDGETS = {
     "tests/policies": 704,
     "tests/prefix_cache": 2_802,
     "tests/proof": 238,
-    "tests/runtime": 6_442,
+    "tests/runtime": 6_462,
     "tests/server": 8_705,
     "tests/support": 4_261,
     "tests/templates": 153,

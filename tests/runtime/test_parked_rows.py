@@ -296,3 +296,23 @@ def test_what_the_kernel_does_not_move_is_copied(synthetic):
         assert all(one.parked for one in held) and all_rows(run, held) == before
         assert pool.submit(back, run, held).result() == [True] * len(held)
         assert in_cells(run, 0, N) == before == all_rows(run, held)
+
+
+def test_beginnings_of_conversations_take_turns_in_two_slots(synthetic):
+    """Any slot, any length: a conversation then lies in several places, and so do the mappings of its pages."""
+    rng, kept = np.random.default_rng(0), list[tuple[int, list[HeldTokens], list[bytes]]]()
+    with filled(synthetic, n=0, n_ctx=4096) as (context, run):
+        for turn in range(40):
+            seq = int(rng.integers(2))
+            leave(context, seq=seq)
+            if turn < 5:
+                n = int(rng.integers(600, 2000))
+                read(context, 0, n, seq=seq)
+                kept.append((n, hold_blocks(run, n, seq), in_cells(run, seq, n)))
+            else:
+                away = [one for one in kept if all(held.parked for held in one[1])]
+                n, held, _ = away[int(rng.integers(len(away)))]
+                n = min(n, BLOCK * int(rng.integers(1, len(held) + 1)))
+                found = back(run, held[: len(sizes(n=n))], seq=seq, n=n)
+                assert all(found[:-1]), "only a short end stays parked"
+            assert all(all_rows(run, held, n=n) == before for n, held, before in kept)

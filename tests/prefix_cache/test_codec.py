@@ -199,7 +199,7 @@ def test_rows_as_they_were_read_replace_rounded_ones_and_both_are_removed(tmp_pa
     other = open_store(tmp_path)
     assert {piece.reading for piece in restored(other, tokens)} == {Reading.EXACT}
     if by == "a client":
-        kept = Kept(other, [WHO.root_key()])
+        kept = Kept(other, WHO.root_key())
         assert kept.remove(kept.prompts()) == 300 * LAYOUT.token_bytes() and not kept.prompts()
     else:
         other.close()  # an open store writes a block again that is removed while it marks it as used

@@ -1,7 +1,8 @@
 // Rows that leave their cells, or come back, with the memory that they have: page tables change, and few bytes are copied.
 //
 // Whole pages of a run of cells move by mremap() to addresses that agree with theirs modulo a huge page, so that huge pages stay whole. What they
-// leave reads as zeros, as memory that was given back does. The ends of a run are copied, and so is all that the kernel does not move.
+// leave reads as zeros, as memory that was given back does. The ends of a run are copied, and so is all that the kernel does not move. A step stays within
+// one mapping of the kernel's: of more, Linux up to 6.16 moves none, and later ones perhaps some.
 #include "llama-edgekv-access.h"
 #include "llama-edgekv-home.h"
 #include "llama-edgekv-mapping.h"
@@ -9,6 +10,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -17,6 +20,9 @@
 #include <unistd.h>
 #ifndef MREMAP_DONTUNMAP  // older headers
 #define MREMAP_DONTUNMAP 4
+#endif
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
 #endif
 
 namespace {
@@ -40,39 +46,64 @@ bool move(char * to, char * from, size_t n) {
     return mremap(from, n, n, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED;
 }
 
+void * map(char * at, size_t n_bytes, int flags) {
+    return mmap(at, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+}
+
 char * addresses(size_t n_bytes) {
-    void * found = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void * found = map(nullptr, n_bytes, 0);
     return found == MAP_FAILED ? nullptr : static_cast<char *>(found);
 }
+
+// The kernel's mappings of this process: where each ends. What moves rows elsewhere splits them.
+class mappings {
+public:
+    mappings() {
+        FILE * file = std::fopen("/proc/self/maps", "re");
+        unsigned long first, end;
+        while (file && std::fscanf(file, "%lx-%lx%*[^\n]", &first, &end) == 2) {
+            ends.push_back(reinterpret_cast<char *>(end));
+        }
+        if (file) {
+            std::fclose(file);
+        }
+    }
+
+    bool known() const { return !ends.empty(); }
+
+    char * end_of(char * at) const {  // of the mapping in which it lies
+        const auto found = std::upper_bound(ends.begin(), ends.end(), at);
+        return found == ends.end() ? at : *found;
+    }
+
+private:
+    std::vector<char *> ends;  // ascending
+};
 
 bool system_moves() {
     static const bool does = [] {
         const size_t n = small_page();
         char * pages = addresses(2*n);
-        const bool moved = pages && move(pages + n, pages, n);
+        const bool moved = pages && mappings().known() && move(pages + n, pages, n);
         if (pages) {
-            munmap(pages, 2*n);
+            munmap(pages, moved ? 2*n : n);  // the second one may be another thread's by now
         }
         return moved;
     }();
     return does;
 }
 
-// Pages of nothing but these rows move. A move that fails has moved some of them, or none; where none arrived the rows are copied.
-void move_pages(char * to, char * from, size_t n) {
-    const size_t page = small_page();
-    std::vector<unsigned char> there(n/page, 0);
-    if (madvise(to, n, MADV_DONTNEED) == 0) {
-        if (move(to, from, n)) {
-            return;
-        }
-        mincore(to, n, there.data());
+// Pages of one mapping: they move, or are copied where the kernel moves none. It may have unmapped `to` before it refused.
+void move_pages(char * to, char * from, size_t n, int advice) {
+    if (move(to, from, n)) {
+        return;
     }
-    for (size_t i = 0; i < there.size(); ++i) {
-        if (!(there[i] & 1)) {
-            std::memcpy(to + i*page, from + i*page, page);
-        }
+    if (map(to, n, MAP_FIXED_NOREPLACE) == to) {
+        madvise(to, n, advice);
+    } else if (errno != EEXIST || msync(to, n, MS_ASYNC) != 0) {  // another thread took a part of it
+        GGML_ABORT("edgekv: the system unmapped %zu bytes of K and V, and does not map them again: %s", n, std::strerror(errno));
     }
+    std::memcpy(to, from, n);
 }
 
 struct whole_pages {
@@ -86,14 +117,19 @@ whole_pages whole(const char * data, size_t n_bytes, size_t least) {
     return { before, n >= least ? n : 0 };
 }
 
-void move_rows(char * to, char * from, size_t n_bytes) {
+// advice: about huge pages, for `to`
+void move_rows(const mappings & of, char * to, char * from, size_t n_bytes, int advice) {
     const auto [before, n] = whole(from, n_bytes, least_move());
     if (n == 0) {
         std::memcpy(to, from, n_bytes);
         return;
     }
     std::memcpy(to, from, before);
-    move_pages(to + before, from + before, n);
+    for (size_t at = before, end; at < before + n; at = end) {
+        const size_t in_one = std::max<ptrdiff_t>(of.end_of(from + at) - (from + at), small_page());
+        end = std::min(before + n, at + in_one);
+        move_pages(to + at, from + at, end - at, advice);
+    }
     std::memcpy(to + before + n, from + before + n, n_bytes - before - n);
 }
 
@@ -161,6 +197,7 @@ std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(std::vector<llama
     parked->read.resize(n_cells);
     const uintptr_t base = llama_edgekv_huge(reinterpret_cast<uintptr_t>(parked->base));
 
+    const mappings system;
     std::vector<std::unique_lock<std::mutex>> locks;
     for (auto * one : holds) {
         locks.emplace_back(one->moves);
@@ -169,7 +206,7 @@ std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(std::vector<llama
         auto & of = parked->rows[i];
         of.data = reinterpret_cast<char *>(base + reinterpret_cast<uintptr_t>(of.data) - first*of.bytes);
         for (const auto & [begin, behind] : runs) {
-            move_rows(of.data + begin*of.bytes, home[i].data + begin*of.bytes, (behind - begin)*of.bytes);
+            move_rows(system, of.data + begin*of.bytes, home[i].data + begin*of.bytes, (behind - begin)*of.bytes, MADV_NOHUGEPAGE);
         }
     }
     for (auto * one : holds) {
@@ -261,8 +298,10 @@ void llama_edgekv_unpark(
             for (int k = i; k < next; ++k) {
                 locks.emplace_back(holds[k]->moves);
             }
+            const mappings system;
             for (size_t r = 0; r < home.size(); ++r) {
-                move_rows(home[r].data + cells[0]*home[r].bytes, one.rows[r].data + first*one.rows[r].bytes, n_cells*home[r].bytes);
+                const int advice = home[r].unit == LLAMA_EDGEKV_HUGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
+                move_rows(system, home[r].data + cells[0]*home[r].bytes, one.rows[r].data + first*one.rows[r].bytes, n_cells*home[r].bytes, advice);
             }
             const uint32_t * at = cells;
             for (int k = i; k < next; ++k) {

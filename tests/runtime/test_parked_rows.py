@@ -255,3 +255,17 @@ def test_beginnings_of_conversations_take_turns_in_two_slots(synthetic):
                 found = back(run, held[: len(sizes(n=n))], seq=seq, n=n)
                 assert all(found[:-1]), "only a short end stays parked"
             assert all(all_rows(run, held, n=n) == before for n, held, before in kept)
+
+
+def test_a_conversation_parks_longer_from_several_places(synthetic):
+    """It came back into another slot and went on there: its rows lie in several mappings of the kernel's."""
+    with filled(synthetic, n=1024) as (context, run):
+        held = hold_blocks(run, 1024)
+        leave(context)
+        assert back(run, held, seq=1, n=1024) == [True] * 4
+        read(context, 1024, 2048, seq=1)
+        held += hold_blocks(run, 2048, seq=1, first=1024)
+        before = in_cells(run, 1, 2048)
+        leave(context, seq=1)
+        assert all(one.parked for one in held) and all_rows(run, held, n=2048) == before
+        assert back(run, held, seq=1, n=2048) == [True] * 8 and in_cells(run, 1, 2048) == before

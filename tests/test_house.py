@@ -42,7 +42,7 @@ BUDGETS = {
     "native/cuda": 7_039,
     "native/emulator": 2_650,
     "native/include": 1_329,
-    "native/llama": 5_403,
+    "native/llama": 5_436,
     "native/server": 7_757,
     "native/src": 19_868,
     "native/tests": 7_652,

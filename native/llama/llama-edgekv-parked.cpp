@@ -1,29 +1,20 @@
 // Rows that leave their cells, or come back, with the memory that they have: page tables change, and few bytes are copied.
 //
 // Whole pages of a run of cells move by mremap() to addresses that agree with theirs modulo a huge page, so that huge pages stay whole. What they
-// leave reads as zeros, as memory that was given back does. The ends of a run are copied, and so is all that the kernel does not move. A step stays within
-// one mapping of the kernel's: of more, Linux up to 6.16 moves none, and later ones perhaps some.
+// leave reads as zeros, as memory that was given back does. The ends of a run are copied, and so is all that the kernel does not move
+// (llama-edgekv-pages.h).
 #include "llama-edgekv-access.h"
 #include "llama-edgekv-home.h"
 #include "llama-edgekv-mapping.h"
+#include "llama-edgekv-pages.h"
 #include "llama-edgekv-parked.h"
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <utility>
 
 #ifdef __linux__
 #include <sys/mman.h>
-#include <unistd.h>
-#ifndef MREMAP_DONTUNMAP  // older headers
-#define MREMAP_DONTUNMAP 4
-#endif
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
 
 namespace {
 
@@ -33,104 +24,6 @@ constexpr int MOST_PIECES = 8192;
 std::atomic<int> & all_pieces() {
     static std::atomic<int> n{0};
     return n;
-}
-
-size_t small_page() {
-    static const size_t n = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    return n;
-}
-
-size_t least_move() { return 16*small_page(); }  // below, a copy takes no longer
-
-bool move(char * to, char * from, size_t n) {
-    return mremap(from, n, n, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED;
-}
-
-void * map(char * at, size_t n_bytes, int flags) {
-    return mmap(at, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
-}
-
-char * addresses(size_t n_bytes) {
-    void * found = map(nullptr, n_bytes, 0);
-    return found == MAP_FAILED ? nullptr : static_cast<char *>(found);
-}
-
-// The kernel's mappings of this process: where each ends. What moves rows elsewhere splits them.
-class mappings {
-public:
-    mappings() {
-        FILE * file = std::fopen("/proc/self/maps", "re");
-        unsigned long first, end;
-        while (file && std::fscanf(file, "%lx-%lx%*[^\n]", &first, &end) == 2) {
-            ends.push_back(reinterpret_cast<char *>(end));
-        }
-        if (file) {
-            std::fclose(file);
-        }
-    }
-
-    bool known() const { return !ends.empty(); }
-
-    char * end_of(char * at) const {  // of the mapping in which it lies
-        const auto found = std::upper_bound(ends.begin(), ends.end(), at);
-        return found == ends.end() ? at : *found;
-    }
-
-private:
-    std::vector<char *> ends;  // ascending
-};
-
-bool system_moves() {
-    static const bool does = [] {
-        const size_t n = small_page();
-        char * pages = addresses(2*n);
-        const bool moved = pages && mappings().known() && move(pages + n, pages, n);
-        if (pages) {
-            munmap(pages, moved ? 2*n : n);  // the second one may be another thread's by now
-        }
-        return moved;
-    }();
-    return does;
-}
-
-// Pages of one mapping: they move, or are copied where the kernel moves none. It may have unmapped `to` before it refused.
-void move_pages(char * to, char * from, size_t n, int advice) {
-    if (move(to, from, n)) {
-        return;
-    }
-    if (map(to, n, MAP_FIXED_NOREPLACE) == to) {
-        madvise(to, n, advice);
-    } else if (errno != EEXIST || msync(to, n, MS_ASYNC) != 0) {  // another thread took a part of it
-        GGML_ABORT("edgekv: the system unmapped %zu bytes of K and V, and does not map them again: %s", n, std::strerror(errno));
-    }
-    std::memcpy(to, from, n);
-}
-
-struct whole_pages {
-    size_t before, n;  // bytes
-};
-
-// `n` is 0 where there are fewer than `least` bytes of them
-whole_pages whole(const char * data, size_t n_bytes, size_t least) {
-    const size_t page = small_page(), before = (page - reinterpret_cast<uintptr_t>(data)%page)%page;
-    const size_t n = n_bytes > before ? (n_bytes - before)/page*page : 0;
-    return { before, n >= least ? n : 0 };
-}
-
-// advice: about huge pages, for `to`
-void move_rows(const mappings & of, char * to, char * from, size_t n_bytes, int advice) {
-    const auto [before, n] = whole(from, n_bytes, least_move());
-    if (n == 0) {
-        std::memcpy(to, from, n_bytes);
-        return;
-    }
-    std::memcpy(to, from, before);
-    for (size_t at = before, end; at < before + n; at = end) {
-        const size_t in_one = std::max<ptrdiff_t>(of.end_of(from + at) - (from + at), small_page());
-        end = std::min(before + n, at + in_one);
-        move_pages(to + at, from + at, end - at, advice);
-    }
-    std::memcpy(to + before + n, from + before + n, n_bytes - before - n);
 }
 
 bool consecutive(const uint32_t * cells, size_t n) {
@@ -150,7 +43,7 @@ bool pays(const std::vector<llama_edgekv_held_rows> & rows, const std::vector<ru
     n_pieces = 0;
     for (const auto & of : rows) {
         for (const auto & [first, end] : runs) {
-            const size_t n = whole(of.data + first*of.bytes, (end - first)*of.bytes, least_move()).n;
+            const size_t n = llama_edgekv_whole(of.data + first*of.bytes, (end - first)*of.bytes, llama_edgekv_least_move()).n;
             n_pieces += n > 0;
             moved += n;
             all += (end - first)*of.bytes;
@@ -188,7 +81,7 @@ std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(std::vector<llama
         end = offset + n_cells*of.bytes;
     }
     parked->n_bytes = llama_edgekv_huge(end) + LLAMA_EDGEKV_HUGE;
-    parked->base    = addresses(parked->n_bytes);
+    parked->base    = llama_edgekv_addresses(parked->n_bytes);
     if (!parked->base) {
         return nullptr;
     }
@@ -197,7 +90,7 @@ std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(std::vector<llama
     parked->read.resize(n_cells);
     const uintptr_t base = llama_edgekv_huge(reinterpret_cast<uintptr_t>(parked->base));
 
-    const mappings system;
+    const llama_edgekv_mover mover;
     std::vector<std::unique_lock<std::mutex>> locks;
     for (auto * one : holds) {
         locks.emplace_back(one->moves);
@@ -206,7 +99,7 @@ std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(std::vector<llama
         auto & of = parked->rows[i];
         of.data = reinterpret_cast<char *>(base + reinterpret_cast<uintptr_t>(of.data) - first*of.bytes);
         for (const auto & [begin, behind] : runs) {
-            move_rows(system, of.data + begin*of.bytes, home[i].data + begin*of.bytes, (behind - begin)*of.bytes, MADV_NOHUGEPAGE);
+            mover.move(of.data + begin*of.bytes, home[i].data + begin*of.bytes, (behind - begin)*of.bytes, false);
         }
     }
     for (auto * one : holds) {
@@ -237,7 +130,7 @@ void llama_edgekv_parked::drop(uint32_t begin, uint32_t end) {
     }
     for (const auto & of : rows) {
         char * from = of.data + (first + begin)*of.bytes;
-        const auto [before, n] = whole(from, (end - begin)*of.bytes, small_page());
+        const auto [before, n] = llama_edgekv_whole(from, (end - begin)*of.bytes, llama_edgekv_small_page());
         if (n > 0) {
             madvise(from + before, n, MADV_DONTNEED);
         }
@@ -259,12 +152,12 @@ void llama_edgekv_park(llama_kv_cache & kv, llama_seq_id seq_id, llama_pos p0, l
 }
 
 llama_edgekv_held_rows llama_edgekv_rows_of(const ggml_tensor * rows, uint32_t stream) {
-    const size_t unit = llama_edgekv_unit(rows) < LLAMA_EDGEKV_HUGE ? small_page() : LLAMA_EDGEKV_HUGE;
+    const size_t unit = llama_edgekv_unit(rows) < LLAMA_EDGEKV_HUGE ? llama_edgekv_small_page() : LLAMA_EDGEKV_HUGE;
     return { static_cast<char *>(rows->data) + stream*rows->nb[2], ggml_row_size(rows->type, rows->ne[0]), unit };
 }
 
 bool llama_edgekv_moves(const llama_edgekv_hold & hold, const std::vector<const ggml_tensor *> & rows) {
-    return system_moves() && consecutive(hold.cells.data(), hold.cells.size()) && std::all_of(rows.begin(), rows.end(), llama_edgekv_grows);
+    return llama_edgekv_system_moves() && consecutive(hold.cells.data(), hold.cells.size()) && std::all_of(rows.begin(), rows.end(), llama_edgekv_grows);
 }
 
 void llama_edgekv_unpark(
@@ -298,10 +191,10 @@ void llama_edgekv_unpark(
             for (int k = i; k < next; ++k) {
                 locks.emplace_back(holds[k]->moves);
             }
-            const mappings system;
+            const llama_edgekv_mover mover;
             for (size_t r = 0; r < home.size(); ++r) {
-                const int advice = home[r].unit == LLAMA_EDGEKV_HUGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
-                move_rows(system, home[r].data + cells[0]*home[r].bytes, one.rows[r].data + first*one.rows[r].bytes, n_cells*home[r].bytes, advice);
+                mover.move(home[r].data + cells[0]*home[r].bytes, one.rows[r].data + first*one.rows[r].bytes, n_cells*home[r].bytes,
+                           home[r].unit == LLAMA_EDGEKV_HUGE);
             }
             const uint32_t * at = cells;
             for (int k = i; k < next; ++k) {

@@ -165,6 +165,9 @@ llama_edgekv_hold * llama_edgekv_hold_cells(
     }
     auto hold = std::make_unique<llama_edgekv_hold>();
     hold->holds = llama_edgekv_access::clock(llama_edgekv_access::cells(*kv, stream)).holding();
+    if (const auto * index = llama_edgekv_access::index(lctx)) {  // whichever of the two loses the cells first, its rows are still there then
+        llama_edgekv_access::clock(llama_edgekv_access::cells(*index, stream)).share(hold->holds);
+    }
     hold->cells.assign(cells, cells + n);
     hold->needed = needed;
     hold->user   = user;

@@ -187,6 +187,9 @@ public:
         return holds;
     }
 
+    // for a cache whose cells are another's
+    void share(const std::shared_ptr<llama_edgekv_holds> & of) { holds = of; }
+
     void wait_for(uint32_t i) {
         if (holds) {
             holds->wait(i);

@@ -40,7 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "evict": ("runtime/test_eviction_events.py", "runtime/test_rows_given_back.py", "runtime/test_evicting_sequences.py"),
     "home": ("runtime/test_growing.py", "runtime/test_closed_gaps.py"),
     "glue": ("runtime/test_snapshots.py", "runtime/test_held_tokens.py", "runtime/test_parked_rows.py", "runtime/test_other_kernels.py",
-             "runtime/test_tokens.py", "runtime/test_sparse_prompts.py"),
+             "runtime/test_parked_indexes.py", "runtime/test_tokens.py", "runtime/test_sparse_prompts.py"),
     "one cache": ("runtime/test_places.py", "server/test_one_cache.py"),
     "api": ("runtime/test_no_memory.py", "runtime/test_settings.py", "runtime/test_runtime.py", "runtime/test_observation.py"),
     "server": ("server/test_waits.py", "server/test_limits.py"), "keys": ("server/test_conforms_chat.py",), "pace": ("server/test_limits.py",),

@@ -60,6 +60,7 @@ class HeldTokens:
         out, number = ffi.new("edgekv_hold **"), next(_numbers_of_holds)
         _check(lib.edgekv_hold_tokens(handle, stream, _cells(cells), len(cells), parks and self.parks, lib.edgekv_py_needed, ffi.cast("void *", number), out))
         self._hold = ffi.gc(out[0], lib.edgekv_free_hold)
+        self.n = len(cells)
         self.parks = bool(lib.edgekv_may_park(self._hold))
         self.parked = False
         """The rows lie in no cells. The decoding thread changes it."""
@@ -102,6 +103,14 @@ def edgekv_py_needed(users, n, parked):
         if held is not None:  # else it is being released
             held.parked = parked
             held.take_out(*since)
+
+
+def would_park(handle: Handle, seq_id: int, held: Sequence[HeldTokens]) -> list[bool]:
+    """Which of these would be parked if the tokens in their cells, all of a sequence, left together now. Decoding thread."""
+    holds, parks = [one._hold for one in held if one._hold is not None], np.zeros(len(held), np.uint8)
+    _check(lib.edgekv_would_park(handle, seq_id, holds, len(holds), ffi.cast("uint8_t *", parks.ctypes.data)))
+    found = iter(parks.astype(bool).tolist())
+    return [one._hold is not None and next(found) for one in held]
 
 
 def unpark(handle: Handle, stream: int, held: Sequence[HeldTokens], cells: Sequence[np.ndarray]) -> list[bool]:

@@ -102,7 +102,7 @@ class Prefixes:
         opened = self._open(prompt)
         if opened is None:
             return True
-        if prompt.seq_id >= 0 and not self._in_slots.ready(prompt.seq_id, n_have, POLL_S if alone else 0):
+        if prompt.seq_id >= 0 and not self._in_slots.ready(prompt.seq_id, n_have, POLL_S if alone else 0, opened.runtime.tokens):
             return False
         store, asked = opened.store, opened.conversation
         fetch, has_far = self._fetches.get(prompt.seq_id), store.has_far

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from edgekv._native import http_server as native
 from edgekv._native.token_rows import HeldTokens
+from edgekv.runtime.tokens import Tokens
 
 STILL_S, STILL_GAPS = 0.5, 3
 """No token for so many seconds and so many gaps between tokens: no answer gets any."""
@@ -40,7 +41,7 @@ class Answers:
 
 class RowsInSlots:
     """Empties slots beside answers; the decoding thread calls it. What nobody asks for here leaves its cells in the same way (`HeldTokens.take_out`), once
-    the cells are needed, on that thread. Rows that can be parked need nobody: they leave when the tokens do."""
+    the cells are needed, on that thread. Rows that would be parked need nobody: they leave when the tokens do."""
 
     def __init__(self) -> None:
         self._rows: WeakKeyDictionary[HeldTokens, tuple[int, int]] = WeakKeyDictionary()  # their sequence, and the end of their block
@@ -51,17 +52,20 @@ class RowsInSlots:
         """Rows of a sequence, up to its token `end`, are kept where they are. They are forgotten once nothing else refers to them."""
         self._rows[rows] = seq_id, end
 
-    def ready(self, seq_id: int, n_have: int, moment_s: float) -> bool:
+    def ready(self, seq_id: int, n_have: int, moment_s: float, tokens: Tokens) -> bool:
         """Whether nothing that must be copied lies behind a sequence's first n_have tokens. A thread copies it meanwhile, or two where no slot is being
-        answered. `moment_s`: longest wait of this call; 0: another slot is."""
+        answered. `moment_s`: longest wait of this call; 0: another slot is. `tokens`: those of its context."""
         move = self._moves.get(seq_id)
         if move is None:
-            rows = [one for one, (of, end) in list(self._rows.items()) if of == seq_id and end > n_have and not one.parks]
-            if not rows:
+            rows = [(one, end) for one, (of, end) in list(self._rows.items()) if of == seq_id and end > n_have and not one.parked]
+            leave = [one for one, end in rows if end - one.n >= n_have and one.parks]
+            parked = {one for one, parks in zip(leave, tokens.would_park(seq_id, leave)) if parks} if leave else set()
+            copied = [one for one, _ in rows if one not in parked]
+            if not copied:
                 return True
-            n = 2 if moment_s else 1
+            n, since = 2 if moment_s else 1, time.monotonic()
             try:
-                move = self._moves[seq_id] = [self._threads.submit(_take_out, rows[i::n]) for i in range(n)]
+                move = self._moves[seq_id] = [self._threads.submit(_take_out, copied[i::n], since) for i in range(n)]
             except RuntimeError:  # too many threads: the decoding thread does it
                 return True
         if wait_for(move, moment_s).not_done:
@@ -76,7 +80,6 @@ class RowsInSlots:
             rows.release()
 
 
-def _take_out(rows: list[HeldTokens]) -> None:
-    since = time.monotonic()
+def _take_out(rows: list[HeldTokens], since: float) -> None:
     while rows:
         rows.pop(0).take_out(since)

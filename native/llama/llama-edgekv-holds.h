@@ -27,8 +27,9 @@ struct llama_edgekv_held_rows {
 class llama_edgekv_parked {
 public:
     // Takes the rows of holds of a stream along, whose cells are consecutive in each of them and nobody else's. Null: they stay, because moving whole
-    // pages would not pay, or the system cannot.
-    static std::shared_ptr<llama_edgekv_parked> take(std::vector<llama_edgekv_hold *> holds);
+    // pages would not pay, or the system cannot. takes(): whether it would take them now.
+    static std::shared_ptr<llama_edgekv_parked> take(const std::vector<llama_edgekv_hold *> & holds);
+    static bool takes(const std::vector<llama_edgekv_hold *> & holds);
     ~llama_edgekv_parked();
 
     llama_edgekv_parked(const llama_edgekv_parked &)             = delete;
@@ -91,22 +92,26 @@ struct llama_edgekv_holds {
             return;
         }
         std::unique_lock<std::mutex> lock(mutex);
-        std::vector<llama_edgekv_hold *> leaving;
-        for (auto * one : holders) {
-            if (one->parks && std::all_of(one->cells.begin(), one->cells.end(), [&](uint32_t i) { return count[i] == 1 && leave(i); })) {
-                leaving.push_back(one);
-            }
+        const auto found = leaving(leave);
+        holders_told told;  // nothing needs memory once rows have moved
+        for (const auto * one : found) {
+            told.add(*one);
         }
-        if (leaving.empty() || !llama_edgekv_parked::take(leaving)) {
+        if (!llama_edgekv_parked::take(found)) {
             return;
         }
-        holders_told told;
-        for (auto * one : leaving) {
+        for (auto * one : found) {
             remove(one);
-            told.add(*one);
         }
         lock.unlock();
         told.tell(true);
+    }
+
+    // the holds that park(leave) would park
+    std::vector<llama_edgekv_hold *> would_park(const std::function<bool(uint32_t)> & leave) {
+        std::lock_guard<std::mutex> lock(mutex);
+        auto found = leaving(leave);
+        return llama_edgekv_parked::takes(found) ? found : std::vector<llama_edgekv_hold *>();
     }
 
     void wait(uint32_t i) {
@@ -142,6 +147,16 @@ private:
         }
         std::map<llama_edgekv_needed, std::vector<void *>> users;
     };
+
+    std::vector<llama_edgekv_hold *> leaving(const std::function<bool(uint32_t)> & leave) const {
+        std::vector<llama_edgekv_hold *> found;
+        for (auto * one : holders) {
+            if (one->parks && std::all_of(one->cells.begin(), one->cells.end(), [&](uint32_t i) { return count[i] == 1 && leave(i); })) {
+                found.push_back(one);
+            }
+        }
+        return found;
+    }
 
     template <class Which>
     void tell(std::unique_lock<std::mutex> & lock, Which && which) {

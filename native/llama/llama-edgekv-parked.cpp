@@ -52,27 +52,43 @@ bool pays(const std::vector<llama_edgekv_held_rows> & rows, const std::vector<ru
     return 2*moved > all;
 }
 
-}  // namespace
+bool same_rows(const llama_edgekv_hold & a, const llama_edgekv_hold & b) {
+    return std::equal(a.rows.begin(), a.rows.end(), b.rows.begin(), b.rows.end(), [](const auto & x, const auto & y) { return x.data == y.data; });
+}
 
-std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(std::vector<llama_edgekv_hold *> holds) {
+// The runs of cells that leave with these holds; none: they stay. n_pieces: as above.
+std::vector<run_of_cells> runs_that_leave(std::vector<llama_edgekv_hold *> holds, int & n_pieces) {
     std::sort(holds.begin(), holds.end(), [](const auto * a, const auto * b) { return a->cells.front() < b->cells.front(); });
     std::vector<run_of_cells> runs;
     for (const auto * one : holds) {
+        if (!same_rows(*one, *holds.front())) {
+            return {};
+        }
         if (runs.empty() || runs.back().second != one->cells.front()) {
             runs.emplace_back(one->cells.front(), one->cells.front());
         }
         runs.back().second = one->cells.back() + 1;
     }
-    const auto home = holds.front()->rows;  // of all of them
+    return !holds.empty() && pays(holds.front()->rows, runs, n_pieces) && all_pieces() + n_pieces <= MOST_PIECES ? runs : std::vector<run_of_cells>();
+}
+
+}  // namespace
+
+bool llama_edgekv_parked::takes(const std::vector<llama_edgekv_hold *> & holds) {
     int n_pieces = 0;
-    if (!pays(home, runs, n_pieces)) {
+    return !runs_that_leave(holds, n_pieces).empty();
+}
+
+std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(const std::vector<llama_edgekv_hold *> & holds) {
+    int n_pieces = 0;
+    const auto runs = runs_that_leave(holds, n_pieces);
+    if (runs.empty()) {
         return nullptr;
     }
+    const auto home = holds.front()->rows;  // of all of them
     std::shared_ptr<llama_edgekv_parked> parked(new llama_edgekv_parked);
     parked->n_pieces = n_pieces;
-    if ((all_pieces() += n_pieces) > MOST_PIECES) {
-        return nullptr;
-    }
+    all_pieces() += n_pieces;
     const uint32_t first = runs.front().first, n_cells = runs.back().second - first;
     size_t end = 0;
     for (const auto & of : home) {
@@ -151,6 +167,25 @@ void llama_edgekv_park(llama_kv_cache & kv, llama_seq_id seq_id, llama_pos p0, l
     }
 }
 
+void llama_edgekv_would_park(const llama_context * lctx, int seq_id, llama_edgekv_hold * const * holds, int n, uint8_t * parks) {
+    std::fill_n(parks, n, uint8_t(0));
+    const auto * kv = llama_edgekv_access::cache(lctx);
+    if (!kv || llama_edgekv_access::is_guest(*kv) || llama_edgekv_access::copies_wait(*kv)) {
+        return;
+    }
+    llama_kv_cells & cells = llama_edgekv_access::cells(*kv, kv->get_stream(seq_id));
+    std::vector<bool> leave(cells.size());
+    for (int i = 0; i < n; ++i) {
+        for (const uint32_t cell : holds[i]->cells) {
+            leave[cell] = cells.seq_has(cell, seq_id) && cells.seq_count(cell) == 1;
+        }
+    }
+    const auto found = llama_edgekv_access::clock(cells).holding()->would_park([&](uint32_t i) { return leave[i]; });
+    for (int i = 0; i < n; ++i) {
+        parks[i] = std::find(found.begin(), found.end(), holds[i]) != found.end();
+    }
+}
+
 llama_edgekv_held_rows llama_edgekv_rows_of(const ggml_tensor * rows, uint32_t stream) {
     const size_t unit = llama_edgekv_unit(rows) < LLAMA_EDGEKV_HUGE ? llama_edgekv_small_page() : LLAMA_EDGEKV_HUGE;
     return { static_cast<char *>(rows->data) + stream*rows->nb[2], ggml_row_size(rows->type, rows->ne[0]), unit };
@@ -215,13 +250,17 @@ void llama_edgekv_unpark(
 
 #else
 
-std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(std::vector<llama_edgekv_hold *>) { return nullptr; }
+std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(const std::vector<llama_edgekv_hold *> &) { return nullptr; }
+
+bool llama_edgekv_parked::takes(const std::vector<llama_edgekv_hold *> &) { return false; }
 
 llama_edgekv_parked::~llama_edgekv_parked() = default;
 
 void llama_edgekv_parked::drop(uint32_t, uint32_t) {}
 
 void llama_edgekv_park(llama_kv_cache &, llama_seq_id, llama_pos, llama_pos) {}
+
+void llama_edgekv_would_park(const llama_context *, int, llama_edgekv_hold * const *, int n, uint8_t * parks) { std::fill_n(parks, n, uint8_t(0)); }
 
 llama_edgekv_held_rows llama_edgekv_rows_of(const ggml_tensor * rows, uint32_t stream) {
     return { static_cast<char *>(rows->data) + stream*rows->nb[2], ggml_row_size(rows->type, rows->ne[0]), 1 };

@@ -15,6 +15,8 @@ LLAMA_API llama_edgekv_hold * llama_edgekv_hold_cells(
     llama_context * lctx, uint32_t stream, const uint32_t * cells, int n, const ggml_tensor * const * rows, int n_rows, bool parks,
     llama_edgekv_needed needed, void * user);
 LLAMA_API bool llama_edgekv_may_park(const llama_edgekv_hold * hold);
+// parks [n]: whether the rows of these holds would be parked if their cells, all of a sequence, lost their tokens together now. Decoding thread.
+LLAMA_API void llama_edgekv_would_park(const llama_context * lctx, int seq_id, llama_edgekv_hold * const * holds, int n, uint8_t * parks);
 LLAMA_API void llama_edgekv_read_hold(llama_edgekv_hold * hold, int i, void * out);
 LLAMA_API void llama_edgekv_free_hold(llama_edgekv_hold * hold);
 

@@ -269,3 +269,50 @@ def test_a_conversation_parks_longer_from_several_places(synthetic):
         leave(context, seq=1)
         assert all(one.parked for one in held) and all_rows(run, held, n=2048) == before
         assert back(run, held, seq=1, n=2048) == [True] * 8 and in_cells(run, 1, 2048) == before
+
+
+def would(run, held: list[HeldTokens], seq: int = 0) -> list[bool]:
+    return run.tokens.would_park(seq, held)
+
+
+def test_it_is_known_before_what_will_be_parked(synthetic):
+    """All that leave together, but what is held twice, what another sequence has too, and what is too little by itself."""
+    with filled(synthetic, unified=True) as (context, run):
+        held = hold_blocks(run)
+        assert would(run, held) == [True] * 5 and would(run, held[4:]) == [False]
+        again = run.tokens.hold(0, run.tokens.cells_of(0, 10))
+        assert would(run, held) == [False] + [True] * 4
+        again.release()
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, 300, 400)
+        assert would(run, held) == [True, False, True, True, True]
+        llama_cpp.llama_memory_seq_rm(context.memory, 1, -1, -1)
+        held[2].release()
+        assert would(run, held) == [True, True, False, True, True]
+        leave(context)
+        assert [one.parked for one in held] == [True, True, False, True, True]
+
+
+def test_nothing_is_parked_before_a_stream_is_copied(synthetic):
+    """Its rows are needed where they are until the next batch."""
+    with filled(synthetic) as (context, run):
+        held = hold_blocks(run)
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+        assert would(run, held) == [False] * 5
+
+
+def test_the_number_of_places_has_a_bound(synthetic):
+    """As many conversations are parked as the kernel has room for mappings; of the next one it is known that it will be asked for."""
+    with filled(synthetic, n=0) as (context, run):
+        parked, n_asked = list[HeldTokens](), 0
+        while n_asked == 0:
+            one = run.tokens.hold(0, run.tokens.place(0, 0, np.zeros(512, np.uint8)))
+            one.needed = lambda *_, one=one: None if one.parked else one.release()
+            expected = would(run, [one])
+            leave(context)
+            assert [one.parked] == expected
+            parked.append(one)
+            n_asked += not one.parked
+        assert len(parked) > 100
+        parked[0].release()
+        one = run.tokens.hold(0, run.tokens.place(0, 0, np.zeros(512, np.uint8)))
+        assert would(run, [one]) == [True]

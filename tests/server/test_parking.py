@@ -1,6 +1,7 @@
 """A conversation whose slot another one takes is parked, and comes back with its memory: nothing of it is copied, and it goes on as if it had stayed."""
 
 import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,24 @@ def test_a_common_beginning_stays_in_the_slot(wide):
         assert came[1][2] >= 1200
     for one, other in zip(came, stayed):
         same(one, other)
+
+
+@pytest.fixture
+def copiers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The thread of each copy."""
+    found, read = list[str](), HeldTokens.read
+    monkeypatch.setattr(HeldTokens, "read", lambda held, *arguments: (found.append(threading.current_thread().name), read(held, *arguments))[1])
+    return found
+
+
+def test_what_is_not_parked_is_copied_before_its_cells_are_needed(wide, copiers):
+    """The block in which two conversations part: a thread copies it, and answers go on. The rest is parked."""
+    beginning = apart(1, 100)
+    first, second = [*beginning, *conversation(2, 900)], [*beginning, *conversation(3, 900)]
+    with serve(wide, EXACT) as server:
+        said(server, first)
+        said(server, second)
+        assert len(copiers) == 1 and copiers[0].startswith("edgekv-save")
 
 
 def test_two_slots_want_what_is_parked(wide, copies):

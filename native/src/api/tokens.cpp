@@ -155,6 +155,25 @@ int edgekv_may_park(const edgekv_hold * hold) {
     return llama_edgekv_may_park(hold->held);
 }
 
+static std::vector<llama_edgekv_hold *> held_by(edgekv_hold * const * holds, int n) {
+    std::vector<llama_edgekv_hold *> held;
+    for (int i = 0; i < n; ++i) {
+        held.push_back(holds[i]->held);
+    }
+    return held;
+}
+
+edgekv_status edgekv_would_park(const edgekv_context * ctx, int seq_id, edgekv_hold * const * holds, int n, uint8_t * parks) {
+    EDGEKV_TRY(check_thread(ctx));
+    EDGEKV_TRY(check(ctx, llama_edgekv_stream_of(ctx->lctx, seq_id), nullptr, 0));
+
+    return guarded([&]() -> edgekv_status {
+        llama_edgekv_would_park(ctx->lctx, seq_id, held_by(holds, n).data(), n, parks);
+
+        return EDGEKV_OK;
+    });
+}
+
 edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first_layer, int end_layer, void * block) {
     char * out = static_cast<char *>(block);
     for (size_t i = 0; i < hold->rows.size(); ++i) {
@@ -174,16 +193,14 @@ edgekv_status edgekv_unpark_tokens(
 
     return guarded([&]() -> edgekv_status {
         llama_synchronize(ctx->lctx);
-        std::vector<llama_edgekv_hold *> held;
         int n_held = 0;
         for (int i = 0; i < n_holds; ++i) {
-            held.push_back(holds[i]->held);
             n_held += holds[i]->n;
         }
         if (n_held != n) {
             return fail(EDGEKV_INVALID, std::to_string(n_held) + " tokens do not come back into " + std::to_string(n) + " cells");
         }
-        llama_edgekv_unpark(ctx->lctx, static_cast<uint32_t>(stream), held.data(), n_holds, cells, tensors_of(ctx).data(), back);
+        llama_edgekv_unpark(ctx->lctx, static_cast<uint32_t>(stream), held_by(holds, n_holds).data(), n_holds, cells, tensors_of(ctx).data(), back);
 
         return EDGEKV_OK;
     });

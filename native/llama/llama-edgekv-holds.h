@@ -79,6 +79,13 @@ struct llama_edgekv_holds {
         holders.push_back(one);
     }
 
+    // hold() needs no memory for n more holders of cells before `end`.
+    void reserve(size_t n, uint32_t end) {
+        std::lock_guard<std::mutex> lock(mutex);
+        count.resize(std::max<size_t>(count.size(), end));
+        holders.reserve(holders.size() + n);
+    }
+
     // Any thread. Nothing happens if it was parked.
     void release(llama_edgekv_hold * one) {
         std::lock_guard<std::mutex> lock(mutex);

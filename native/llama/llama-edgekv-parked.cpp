@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <utility>
 
 #ifdef __linux__
@@ -160,9 +161,13 @@ void llama_edgekv_park(llama_kv_cache & kv, llama_seq_id seq_id, llama_pos p0, l
     for (uint32_t s = 0; s < llama_edgekv_access::n_streams(kv); ++s) {
         const llama_kv_cells & cells = llama_edgekv_access::cells(kv, s);
         if (seq_id < 0 || kv.get_stream(seq_id) == s) {
-            llama_edgekv_access::clock(llama_edgekv_access::cells(kv, s)).holding()->park([&](uint32_t i) {
-                return cells.pos_in(i, p0, p1) && (seq_id < 0 || (cells.seq_has(i, seq_id) && cells.seq_count(i) == 1));
-            });
+            try {
+                llama_edgekv_access::clock(llama_edgekv_access::cells(kv, s)).holding()->park([&](uint32_t i) {
+                    return cells.pos_in(i, p0, p1) && (seq_id < 0 || (cells.seq_has(i, seq_id) && cells.seq_count(i) == 1));
+                });
+            } catch (const std::bad_alloc &) {
+                return;  // they stay, and their holders are asked
+            }
         }
     }
 }
@@ -195,56 +200,99 @@ bool llama_edgekv_moves(const llama_edgekv_hold & hold, const std::vector<const 
     return llama_edgekv_system_moves() && consecutive(hold.cells.data(), hold.cells.size()) && std::all_of(rows.begin(), rows.end(), llama_edgekv_grows);
 }
 
-void llama_edgekv_unpark(
-        llama_context * lctx, uint32_t stream, llama_edgekv_hold * const * holds, int n, const uint32_t * cells, const ggml_tensor * const * rows,
-        uint8_t * back) {
-    const auto * kv = llama_edgekv_access::cache(lctx);
-    const auto & to = llama_edgekv_access::clock(llama_edgekv_access::cells(*kv, stream)).holding();
+namespace {
+
+// Parked holds, whose rows lie one behind the other and go into consecutive cells.
+struct together {
+    llama_edgekv_hold * const * holds;
+    int n;
+    const uint32_t * cells;
+    uint32_t n_cells;
+
+    uint32_t first() const { return holds[0]->cells.front(); }
+};
+
+// Calls each(together) with n parked holds and their cells.
+template <class Each>
+void each_together(llama_edgekv_hold * const * holds, int n, const uint32_t * cells, Each && each) {
     for (int i = 0, next; i < n; i = next) {
-        // those that lie one behind the other, and will
-        const auto & one = *holds[i];
-        size_t n_cells = one.cells.size();
-        const auto follows = [&](const llama_edgekv_hold & next, const llama_edgekv_hold & last) {
-            return next.parked == last.parked && next.cells.front() == last.cells.back() + 1 && cells[n_cells] == cells[n_cells - 1] + 1;
+        size_t n_cells = holds[i]->cells.size();
+        const auto follows = [&](const llama_edgekv_hold & one, const llama_edgekv_hold & last) {
+            return one.parked == last.parked && one.cells.front() == last.cells.back() + 1 && cells[n_cells] == cells[n_cells - 1] + 1;
         };
         for (next = i + 1; next < n && follows(*holds[next], *holds[next - 1]); ++next) {
             n_cells += holds[next]->cells.size();
         }
-        const uint32_t first = one.cells.front();
-        bool moves = one.parked && consecutive(cells, n_cells);
-        std::vector<llama_edgekv_held_rows> home;
-        for (size_t r = 0; r < one.rows.size(); ++r) {
-            home.push_back(llama_edgekv_rows_of(rows[r], stream));
-            const auto here = reinterpret_cast<uintptr_t>(one.rows[r].data + first*one.rows[r].bytes);
-            const auto there = reinterpret_cast<uintptr_t>(home[r].data + cells[0]*home[r].bytes);
-            moves = moves && llama_edgekv_grows(rows[r]) && home[r].unit == one.rows[r].unit && here%home[r].unit == there%home[r].unit;
-        }
-        int n_pieces;
-        if (moves && pays(one.rows, { { first, static_cast<uint32_t>(first + n_cells) } }, n_pieces)) {
-            const auto parked = one.parked;
-            std::vector<std::unique_lock<std::mutex>> locks;
-            for (int k = i; k < next; ++k) {
-                locks.emplace_back(holds[k]->moves);
-            }
-            const llama_edgekv_mover mover;
-            for (size_t r = 0; r < home.size(); ++r) {
-                mover.move(home[r].data + cells[0]*home[r].bytes, one.rows[r].data + first*one.rows[r].bytes, n_cells*home[r].bytes,
-                           home[r].unit == LLAMA_EDGEKV_HUGE);
-            }
-            const uint32_t * at = cells;
-            for (int k = i; k < next; ++k) {
-                auto & hold = *holds[k];
-                hold.rows   = home;
-                hold.parked = nullptr;
-                hold.holds  = to;
-                hold.cells.assign(at, at + hold.cells.size());
-                to->hold(&hold);
-                at += hold.cells.size();
-                back[k] = 1;
-            }
-            parked->drop(first, static_cast<uint32_t>(first + n_cells));
-        }
+        each(together{ holds + i, next - i, cells, static_cast<uint32_t>(n_cells) });
         cells += n_cells;
+    }
+}
+
+// Where the rows of these holds would lie in their cells of a stream; empty: their pages do not fit there, or would not pay.
+std::vector<llama_edgekv_held_rows> home_of(const together & those, const ggml_tensor * const * rows, uint32_t stream) {
+    const auto & one = *those.holds[0];
+    const uint32_t first = those.first();
+    bool fits = one.parked && consecutive(those.cells, those.n_cells);
+    std::vector<llama_edgekv_held_rows> home;
+    for (size_t r = 0; r < one.rows.size(); ++r) {
+        home.push_back(llama_edgekv_rows_of(rows[r], stream));
+        const auto here  = reinterpret_cast<uintptr_t>(one.rows[r].data + first*one.rows[r].bytes);
+        const auto there = reinterpret_cast<uintptr_t>(home[r].data + those.cells[0]*home[r].bytes);
+        fits = fits && llama_edgekv_grows(rows[r]) && home[r].unit == one.rows[r].unit && here%home[r].unit == there%home[r].unit;
+    }
+    int n_pieces;
+    return fits && pays(one.rows, { { first, first + those.n_cells } }, n_pieces) ? home : std::vector<llama_edgekv_held_rows>();
+}
+
+// Once rows have moved nothing needs memory: all of them come back, or none.
+void bring_back(const together & those, const std::vector<llama_edgekv_held_rows> & home, const std::shared_ptr<llama_edgekv_holds> & to) {
+    const auto parked = those.holds[0]->parked;
+    const auto from = those.holds[0]->rows;
+    const uint32_t first = those.first();
+    const llama_edgekv_mover mover;
+    std::vector<std::vector<llama_edgekv_held_rows>> homes(static_cast<size_t>(those.n), home);
+    std::vector<std::unique_lock<std::mutex>> locks;
+    for (int k = 0; k < those.n; ++k) {
+        locks.emplace_back(those.holds[k]->moves);
+    }
+    to->reserve(static_cast<size_t>(those.n), those.cells[0] + those.n_cells);
+    for (size_t r = 0; r < home.size(); ++r) {
+        const size_t bytes = home[r].bytes;
+        mover.move(home[r].data + those.cells[0]*bytes, from[r].data + first*bytes, those.n_cells*bytes, home[r].unit == LLAMA_EDGEKV_HUGE);
+    }
+    const uint32_t * at = those.cells;
+    for (int k = 0; k < those.n; ++k) {
+        auto & hold = *those.holds[k];
+        hold.rows.swap(homes[static_cast<size_t>(k)]);
+        hold.parked = nullptr;
+        hold.holds  = to;
+        std::copy_n(at, hold.cells.size(), hold.cells.begin());
+        to->hold(&hold);
+        at += hold.cells.size();
+    }
+    parked->drop(first, first + those.n_cells);
+}
+
+}  // namespace
+
+void llama_edgekv_unpark(
+        llama_context * lctx, uint32_t stream, llama_edgekv_hold * const * holds, int n, const uint32_t * cells, const ggml_tensor * const * rows,
+        uint8_t * back) {
+    const auto * kv = llama_edgekv_access::cache(lctx);
+    if (llama_edgekv_access::copies_wait(*kv)) {
+        return;
+    }
+    const auto & to = llama_edgekv_access::clock(llama_edgekv_access::cells(*kv, stream)).holding();
+    try {
+        each_together(holds, n, cells, [&](const together & those) {
+            const auto home = home_of(those, rows, stream);
+            if (!home.empty()) {
+                bring_back(those, home, to);
+                std::fill_n(back + (those.holds - holds), those.n, uint8_t(1));
+            }
+        });
+    } catch (const std::bad_alloc &) {
+        return;  // the others stay parked
     }
 }
 

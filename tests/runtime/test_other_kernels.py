@@ -1,31 +1,47 @@
-"""Rows are parked and come back on kernels that move less than this one: a stand-in for mremap() is preloaded."""
+"""Rows are parked and come back on kernels that move less than this one, and where memory ends: stand-ins are preloaded."""
 
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 PARKED_ROWS = Path(__file__).with_name("test_parked_rows.py")
-STAND_IN = Path(__file__).resolve().parents[1] / "support" / "other_kernel.cpp"
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 TESTS = "rows_leave_with or another_slot or some_come_back or take_turns_in_two_slots or longer_from_several_places or reads_the_same_rows"
 
 
 @pytest.fixture(scope="module")
-def stand_in(tmp_path_factory) -> Path:
-    compiler = shutil.which("c++") or shutil.which("g++")
+def built(tmp_path_factory) -> Callable[[str], str]:
+    """`built(name)`: a file of tests/support as a library."""
+    compiler, folder = shutil.which("c++") or shutil.which("g++"), tmp_path_factory.mktemp("stand-in")
     if compiler is None or sys.platform != "linux":
         pytest.skip("a C++ compiler and Linux are needed for the stand-in")
-    built = tmp_path_factory.mktemp("kernel") / "kernel.so"
-    subprocess.run([compiler, "-std=c++17", "-shared", "-fPIC", "-o", built, STAND_IN], check=True)
-    return built
+
+    def build(name: str) -> str:
+        library = folder / f"{name}.so"
+        subprocess.run([compiler, "-std=c++17", "-shared", "-fPIC", "-o", library, SUPPORT / f"{name}.cpp"], check=True)
+        return str(library)
+
+    return build
 
 
 @pytest.mark.parametrize("kernel", ["one mapping", "no memory"])
-def test_rows_leave_and_come_back(stand_in, kernel):
+def test_rows_leave_and_come_back(built, kernel):
     """Where a move fails the destination is no longer mapped: rows are copied into a new mapping there."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", str(PARKED_ROWS), "-k", TESTS]
-    done = subprocess.run(command, env=os.environ | {"LD_PRELOAD": str(stand_in), "EDGEKV_TEST_KERNEL": kernel}, capture_output=True, text=True)
+    done = subprocess.run(command, env=os.environ | {"LD_PRELOAD": built("other_kernel"), "EDGEKV_TEST_KERNEL": kernel}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def test_an_allocation_that_fails_leaves_rows_parked(built, synthetic):
+    """All of those that lie together, or none; and what is said of them is true."""
+    model = synthetic("llama", dtype="f32", n_head_kv=4)
+    done = subprocess.run([sys.executable, SUPPORT / "parked_without_memory.py", model], env=os.environ | {"LD_PRELOAD": built("no_memory")},
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    n_failed, n_parts = map(int, done.stdout.split())
+    assert n_failed > n_parts > 0

@@ -200,6 +200,10 @@ edgekv_status edgekv_unpark_tokens(
         if (n_held != n) {
             return fail(EDGEKV_INVALID, std::to_string(n_held) + " tokens do not come back into " + std::to_string(n) + " cells");
         }
+        std::fill_n(back, n_holds, uint8_t(0));
+        if (!ctx->plane->waits_for_rows()) {  // a device may have pinned the pages there
+            return EDGEKV_OK;
+        }
         llama_edgekv_unpark(ctx->lctx, static_cast<uint32_t>(stream), held_by(holds, n_holds).data(), n_holds, cells, tensors_of(ctx).data(), back);
 
         return EDGEKV_OK;

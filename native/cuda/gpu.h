@@ -175,6 +175,7 @@ struct Device {
     size_t free_bytes  = 0;
     bool has_display = false;  // it may draw a screen: the system ends kernels that take long
     bool maps_host   = false;  // kernels may read and write pinned host memory
+    bool pins_later  = false;  // pin() serves: what the caller has mapped keeps its address
     bool has_kernels = false;  // this build has code for its architecture; else last_error() says what to do
 };
 
@@ -193,6 +194,10 @@ bool alloc(void ** out, size_t n_bytes);         // device memory, zeroed
 void free_device(void * p);
 bool alloc_pinned(void ** out, size_t n_bytes);  // host memory that copies and kernels reach
 void free_pinned(void * p);  // the caller has waited for its users: waiting for the whole device would end a recording of another context
+// The caller's memory, as that of alloc_pinned() from now on, until unpin(p). Whole pages of the system, none of them pinned, in `home`, whose other pages
+// no kernel reaches. A copy must not leave what was pinned by one call, not even for what lies beside it. The caller has waited for its users.
+bool pin(char * p, size_t n_bytes, char * home, size_t home_bytes);
+void unpin(char * p);
 bool is_pinned(const void * host);               // kernels may use the pointer as it stands
 
 bool copy(void * dst, const void * src, size_t n_bytes);  // in any direction; waits

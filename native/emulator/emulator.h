@@ -62,6 +62,7 @@ struct Limits {
     bool has_display = false;
     size_t late_bytes = 0;  // of the device's, which the first launch takes, as a driver does for code and stacks
     size_t pinned_bytes = SIZE_MAX;  // of the host's memory, which it pins
+    bool pins_later = true;  // the caller's memory too; WSL2 does not
     long allocs_left = kNever;   // so many alloc() calls succeed
     long copies_left = kNever;   // so many copies succeed; later ones refuse at once
     long operations_left = kNever;  // so many operations run; the next is lost, and the next sync or check() says so

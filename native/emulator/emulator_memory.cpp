@@ -1,6 +1,6 @@
 // Device memory and pinned memory. Each allocation lies between two inaccessible pages; the rest of its own pages is filled
 // with a pattern and checked. A released allocation keeps its addresses for a while, inaccessible, so that late uses
-// are found.
+// are found. Memory of the caller's that is pinned has no such pages; what is not pinned of its home is out of the operations' reach.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -23,12 +23,21 @@ struct Allocation {
     char * pages;     // the mapping: a guard page, the data's pages, a guard page
     size_t n_pages_bytes;
     bool accessible;
+    bool own = true;  // false: the caller's, pinned for a while; `pages` are its own
+};
+
+// Memory of the caller's of which parts are pinned.
+struct Home {
+    size_t n_bytes;
+    int n_pinned;
+    bool sealed;  // the other parts are out of reach
 };
 
 struct Memory {
     std::map<char *, Allocation> live;
     std::map<char *, Allocation> released;
     std::deque<char *> oldest;
+    std::map<char *, Home> homes;
     size_t bytes[2] = {0, 0};
     size_t version = 1;
     int open = 0;
@@ -56,6 +65,9 @@ void access(Allocation & a, bool on) {
 }
 
 void check(char * p, const Allocation & a) {
+    if (!a.own) {
+        return;
+    }
     for (const char * c = a.pages + page(); c < p; ++c) {
         if (*c != kGuard) {
             fault("%s memory: a write %zd bytes before an allocation of %zu", name(a.kind), p - c, a.n_bytes);
@@ -80,6 +92,37 @@ std::map<char *, Allocation>::iterator holder(std::map<char *, Allocation> & all
     return it != all.begin() && holds((--it)->second) ? it : all.end();
 }
 
+// the home that holds the address
+std::map<char *, Home>::iterator home_of(const void * address) {
+    auto & homes = memory().homes;
+    char * c = static_cast<char *>(const_cast<void *>(address));
+    auto it = homes.upper_bound(c);
+    return it != homes.begin() && c < (--it)->first + it->second.n_bytes ? it : homes.end();
+}
+
+// Puts what is not pinned of a home out of reach, or back.
+void seal(char * begin, Home & home, bool on) {
+    if (home.sealed == on) {
+        return;
+    }
+    home.sealed = on;
+    char * const end = begin + home.n_bytes;
+    for (auto it = memory().live.lower_bound(begin);;) {
+        const bool inside = it != memory().live.end() && it->first < end;
+        char * const to = inside ? it->first : end;
+        if (begin < to) {
+            mprotect(begin, static_cast<size_t>(to - begin), on ? PROT_NONE : PROT_READ | PROT_WRITE);
+        }
+        if (!inside) {
+            return;
+        }
+        begin = it->first + it->second.n_bytes;
+        ++it;
+    }
+}
+
+thread_local int t_open = 0;  // this thread runs operations
+
 }  // namespace
 
 void * memory_alloc(Kind kind, size_t n_bytes) {
@@ -97,7 +140,7 @@ void * memory_alloc(Kind kind, size_t n_bytes) {
     std::memset(p + n_bytes, kGuard, data - n_bytes);
     mprotect(pages, page(), PROT_NONE);
     mprotect(end, page(), PROT_NONE);
-    Allocation & a = m.live[p] = Allocation{kind, n_bytes, pages, n_pages_bytes, true};
+    Allocation & a = m.live[p] = Allocation{kind, n_bytes, pages, n_pages_bytes, true, true};
     m.bytes[static_cast<int>(kind)] += n_bytes;
     ++m.version;
     if (strict() && kind == Kind::device) {
@@ -109,7 +152,7 @@ void * memory_alloc(Kind kind, size_t n_bytes) {
 bool memory_free(Kind kind, void * pointer) {
     Memory & m = memory();
     const auto it = m.live.find(static_cast<char *>(pointer));
-    if (it == m.live.end() || it->second.kind != kind) {
+    if (it == m.live.end() || it->second.kind != kind || !it->second.own) {
         return false;
     }
     Allocation a = it->second;
@@ -129,6 +172,37 @@ bool memory_free(Kind kind, void * pointer) {
         munmap(last->second.pages, last->second.n_pages_bytes);
         m.released.erase(last);
         m.oldest.pop_front();
+    }
+    return true;
+}
+
+bool memory_pin(char * p, size_t n_bytes, char * home, size_t home_bytes) {
+    Memory & m = memory();
+    const bool whole = reinterpret_cast<uintptr_t>(p) % page() == 0 && n_bytes % page() == 0 && n_bytes > 0;
+    if (!whole || p < home || p + n_bytes > home + home_bytes || memory_range(p, n_bytes) != Range::pageable) {
+        return false;
+    }
+    seal(home, m.homes.try_emplace(home, Home{home_bytes, 0, false}).first->second, false);
+    m.live[p] = Allocation{Kind::pinned, n_bytes, p, n_bytes, true, false};
+    m.bytes[static_cast<int>(Kind::pinned)] += n_bytes;
+    m.homes[home].n_pinned += 1;
+    ++m.version;
+    return true;
+}
+
+bool memory_unpin(char * p) {
+    Memory & m = memory();
+    const auto it = m.live.find(p);
+    if (it == m.live.end() || it->second.own) {
+        return false;
+    }
+    const auto home = home_of(p);
+    seal(home->first, home->second, false);
+    m.bytes[static_cast<int>(Kind::pinned)] -= it->second.n_bytes;
+    ++m.version;
+    m.live.erase(it);
+    if (--home->second.n_pinned == 0) {
+        m.homes.erase(home);
     }
     return true;
 }
@@ -153,7 +227,9 @@ Range memory_range(const void * p, size_t n_bytes) {
                             static_cast<size_t>(c - it->first) <= it->second.n_bytes - n_bytes;
         return !inside ? Range::bad : it->second.kind == Kind::device ? Range::device : Range::pinned;
     }
-    return holder(m.released, p) != m.released.end() ? Range::bad : Range::pageable;
+    const auto next = m.live.lower_bound(c);
+    const bool reaches = next != m.live.end() && next->first < c + n_bytes;  // into what is pinned
+    return reaches || holder(m.released, p) != m.released.end() ? Range::bad : Range::pageable;
 }
 
 std::string memory_explain(const void * address) {
@@ -174,13 +250,27 @@ std::string memory_explain(const void * address) {
                       name(a.kind), inside ? " by the host, which cannot reach it" : "");
         return text;
     }
+    if (const auto home = home_of(address); home != m.homes.end()) {
+        std::snprintf(text, sizeof(text), "byte %zd of a home of %zu bytes, which is not pinned", c - home->first, home->second.n_bytes);
+        return text;
+    }
     return "";
 }
 
-void memory_open() { ++memory().open; }
+void memory_open() {
+    ++t_open;
+    ++memory().open;
+    for (auto & [begin, home] : memory().homes) {
+        seal(begin, home, true);
+    }
+}
 
 bool memory_reach(const void * address) {
     Memory & m = memory();
+    if (const auto home = home_of(address); home != m.homes.end() && home->second.sealed && (t_open == 0 || !running())) {
+        seal(home->first, home->second, false);  // a copy may touch it, and another thread of the host meanwhile
+        return true;
+    }
     const auto it = m.open > 0 ? holder(m.live, address) : m.live.end();
     if (it == m.live.end() || it->second.accessible || static_cast<size_t>(static_cast<const char *>(address) - it->second.pages) - page() >=
                                                            it->second.n_pages_bytes - 2 * page()) {
@@ -192,7 +282,14 @@ bool memory_reach(const void * address) {
 
 void memory_close() {
     Memory & m = memory();
-    if (--m.open == 0 && strict()) {
+    --t_open;
+    if (--m.open > 0) {
+        return;
+    }
+    for (auto & [begin, home] : m.homes) {
+        seal(begin, home, false);
+    }
+    if (strict()) {
         for (auto & [p, a] : m.live) {
             if (a.kind == Kind::device) {
                 access(a, false);

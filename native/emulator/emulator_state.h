@@ -75,12 +75,15 @@ enum class Kind { device, pinned };
 
 void * memory_alloc(Kind kind, size_t n_bytes);  // zeroed, 256-byte aligned, between guards; null: out of memory
 bool memory_free(Kind kind, void * p);           // checks the guards; false: no such allocation
+// Pins whole pages of the caller's, which are part of `home`. false: they are not, or some are pinned or ours.
+bool memory_pin(char * p, size_t n_bytes, char * home, size_t home_bytes);
+bool memory_unpin(char * p);                     // false: nothing that is pinned begins there
 size_t memory_bytes(Kind kind);
-size_t memory_version();                         // changes with each of the two above
+size_t memory_version();                         // changes with each of the four above
 void memory_check();
 
 enum class Range { device, pinned, pageable, bad };
-Range memory_range(const void * p, size_t n_bytes);    // bad: the range leaves its allocation
+Range memory_range(const void * p, size_t n_bytes);    // bad: the range leaves its allocation, or what is pinned, or enters it
 std::string memory_explain(const void * address);      // "": the address is not near our memory
 void memory_open();                                    // strict: lets operations reach memory while they run; nests
 bool memory_reach(const void * address);               // at a fault: makes an allocation accessible, if operations run; false: it stays a fault

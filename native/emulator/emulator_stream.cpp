@@ -323,3 +323,7 @@ extern "C" __attribute__((visibility("default"))) void edgekv_emulator_fails_aft
     limits.operations_left = n_operations;
     edgekv::gpu::emulator::set_limits(limits);
 }
+extern "C" __attribute__((visibility("default"))) void edgekv_emulator_pins_later(bool pins) {
+    std::lock_guard<std::recursive_mutex> guard(edgekv::gpu::emulator::lock());
+    edgekv::gpu::emulator::limits().pins_later = pins;
+}

@@ -61,6 +61,7 @@ bool device(int index, Device & out) {
     out.free_bytes = limits().device_bytes - std::min(limits().device_bytes, device_bytes_used());
     out.has_display = limits().has_display;
     out.maps_host = true;
+    out.pins_later = limits().pins_later;
     out.has_kernels = true;
     return true;
 }
@@ -117,6 +118,23 @@ bool alloc_pinned(void ** out, size_t n_bytes) {
 void free_pinned(void * p) {  // whoever did not wait for its users is found by what they touch
     Guard guard(lock());
     release(Kind::pinned, p, "free_pinned: no pinned memory begins at %p");
+}
+
+bool pin(char * p, size_t n_bytes, char * home, size_t home_bytes) {
+    Guard guard(lock());
+    install_fault_handler();
+    const size_t used = memory_bytes(Kind::pinned), most = limits().pinned_bytes;
+    if (used > most || n_bytes > most - used) {
+        return fail("the host has no pinned memory for " + mib(n_bytes) + " more");
+    }
+    return memory_pin(p, n_bytes, home, home_bytes) || fail("what is to be pinned is not whole pages of a home that are not pinned yet");
+}
+
+void unpin(char * p) {
+    Guard guard(lock());
+    if (!memory_unpin(p)) {
+        fault("unpin: nothing that is pinned begins at %p", p);
+    }
 }
 
 bool is_pinned(const void * host) {

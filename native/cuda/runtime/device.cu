@@ -112,8 +112,8 @@ bool device(int index, Device & out) {
     out.has_display = attribute(cudaDevAttrKernelExecTimeout, index) != 0;
     cudaDriverGetVersion(&out.driver);
     cudaRuntimeGetVersion(&out.runtime);
-    // Home is allocated as pinned memory: under unified addressing it has one address. Windows and WSL2 lack that of memory which is pinned
-    // later (CanUseHostPointerForRegisteredMem), and it is not needed; is_pinned() asks each address.
+    // Memory that is allocated pinned has one address under unified addressing. Windows and WSL2 lack that of memory which is pinned later.
+    out.pins_later = attribute(cudaDevAttrHostRegisterSupported, index) && attribute(cudaDevAttrCanUseHostPointerForRegisteredMem, index);
     out.maps_host = attribute(cudaDevAttrCanMapHostMemory, index) && attribute(cudaDevAttrUnifiedAddressing, index);
     cudaFuncAttributes attributes;
     const cudaError_t error = cudaFuncGetAttributes(&attributes, probe);

@@ -61,6 +61,20 @@ void free_pinned(void * p) {
     }
 }
 
+bool pin(char * p, size_t n_bytes, char *, size_t) {
+    const Call call;
+    const cudaError_t error = cudaHostRegister(p, n_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (error == cudaErrorMemoryAllocation) {
+        return refuse("the host has no pinned memory for " + mib(n_bytes) + " more");
+    }
+    return ok(error, "pinned memory");
+}
+
+void unpin(char * p) {
+    const Call call;
+    ok(cudaHostUnregister(p), "release of pinned memory");
+}
+
 bool is_pinned(const void * host) {
     const Call call;
     cudaPointerAttributes attributes;

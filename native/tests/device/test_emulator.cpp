@@ -1,8 +1,13 @@
 // The emulated device itself: what it draws from a seed, what streams and recordings keep in order, and what it refuses. What ends the process has a program of
 // its own; the kernels' programs, and the barriers that tests/native/test_device.py leaves out of them, show the rest.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <set>
+#include <thread>
+
+#include <unistd.h>
 
 #include "device_array.h"
 #include "emulator/emulator.h"
@@ -242,6 +247,44 @@ void check_memory() {
     CHECK(!device(1, info) && !use_device(1) && use_device(0));
 }
 
+__global__ void add_up(const char * p, int n, int * out) {
+    for (int i = 0; i < n; ++i) {
+        *out += p[i];
+    }
+}
+
+// Parts of the caller's memory are pinned by and by: a kernel reads across them, a copy does not. The host reaches all of it at any time.
+void check_pinning() {
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), n = 16 * page;
+    const std::unique_ptr<char, decltype(&std::free)> memory(static_cast<char *>(std::aligned_alloc(page, n)), std::free);
+    char * const home = memory.get();
+    std::memset(home, 1, n);
+    CHECK(pin(home + page, 2 * page, home, n) && pin(home + 3 * page, page, home, n));
+    CHECK(is_pinned(home + page) && is_pinned(home + 4 * page - 1) && !is_pinned(home + page - 1) && !is_pinned(home + 4 * page));
+    CHECK(!pin(home + 2 * page, page, home, n) && !pin(home, 2 * page, home, n) && !pin(home + 5 * page + 1, page, home, n));
+    CHECK(!pin(home + 5 * page, 1, home, n) && !pin(home + 15 * page, 2 * page, home, n));
+
+    DeviceArray<int> sum(1);
+    launch(add_up, Grid{}, 1, 0, nullptr, home + page, static_cast<int>(3 * page), sum.data());
+    emulator::enqueue_host(nullptr, [&] { std::thread([&] { home[0] = home[n - 1] = 2; }).join(); });
+    CHECK(stream_sync(nullptr) && sum.get()[0] == static_cast<int>(3 * page) && home[0] == 2);
+
+    DeviceArray<char> there(n);
+    const auto copies = [&](size_t first, size_t end) { return copy(there.data(), home + first, end - first) && copy(home + first, there.data(), end - first); };
+    CHECK(copies(page, 3 * page) && copies(3 * page, 4 * page) && copies(0, page) && copies(4 * page, n));
+    CHECK(!copies(page, 3 * page + 1) && !copies(page - 1, page + 1) && !copies(4 * page - 1, 4 * page + 1) && !copies(0, n));
+
+    emulator::Limits few;
+    few.pinned_bytes = 4 * page;
+    emulator::set_limits(few);
+    CHECK(!pin(home + 8 * page, 2 * page, home, n) && std::strstr(last_error(), "no pinned memory for 1 MiB more") && pin(home + 8 * page, page, home, n));
+    emulator::set_limits({});
+    for (const size_t first : {page, 3 * page, 8 * page}) {
+        unpin(home + first);
+    }
+    CHECK(!is_pinned(home + page) && copies(0, n));
+}
+
 // test_engine shows what comes of the other limits.
 void check_refusals() {
     emulator::Limits few;
@@ -270,6 +313,7 @@ int main() {
     check_graphs();
     check_refused_graphs();
     check_memory();
+    check_pinning();
     check_refusals();
     return finish();
 }

@@ -150,6 +150,14 @@ void check_faults() {
     dies("0 of 32 threads waited for that", [&] { launch_behind(write_one, Grid{}, 32, 0, nullptr, reinterpret_cast<int *>(one.data())); });
     dies("outside a kernel", [] { __syncthreads(); });
     dies("no device memory begins at", [&] { free_device(one.data() + 16); });
+    dies("of a home of 65536 bytes, which is not pinned, in block", [&] {  // the byte behind what is
+        char * const home = static_cast<char *>(std::aligned_alloc(65536, 65536));
+        must(pin(home, 32768, home, 65536));
+        launch(write_one, Grid{}, 32, 0, nullptr, reinterpret_cast<int *>(home + 32768 - sizeof(int)));
+        must(stream_sync(nullptr));
+        launch(write_one, Grid{}, 32, 0, nullptr, reinterpret_cast<int *>(home + 32768));
+    });
+    dies("nothing that is pinned begins at", [&] { unpin(one.data()); });
 }
 
 // Device memory is out of the host's reach while nothing runs, where that is asked for (which takes a process of its own).

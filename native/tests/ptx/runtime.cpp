@@ -198,6 +198,8 @@ cudaError_t cudaFree(void * p) {
     return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void * p) { return cudaFree(p); }
+cudaError_t cudaHostRegister(void *, size_t, unsigned) { return cudaErrorNotSupported; }  // no program here pins memory of its own
+cudaError_t cudaHostUnregister(void *) { return cudaErrorNotSupported; }
 cudaError_t cudaMemGetInfo(size_t * free_bytes, size_t * total_bytes) { return set(free_bytes, *total_bytes = kMemory); }
 cudaError_t cudaMemcpyAsync(void * to, const void * from, size_t n_bytes, cudaMemcpyKind, cudaStream_t stream) {
     return enqueue(stream, [=] { memcpy(to, from, n_bytes); });

@@ -39,6 +39,8 @@ class DeviceInfo(Struct, frozen=True):
     """The reason if it is not usable."""
     has_display: bool = False
     """It may draw a screen."""
+    pins_later: bool = False
+    """Its kernels read memory in place that was mapped first and pinned later."""
 
 
 def folder() -> Path | None:
@@ -62,12 +64,35 @@ def info(kind: DeviceKind, index: int = 0) -> DeviceInfo:
     out = ffi.new("edgekv_device_info *")
     _check(lib.edgekv_get_device_info(_DEVICES[kind], index, out))
     return DeviceInfo(_KIND_OF[out.kind], out.index, ffi.string(out.name).decode(), out.arch, out.driver, out.runtime, out.n_sm,
-                      out.total_bytes, out.free_bytes, bool(out.usable), ffi.string(out.problem).decode(), bool(out.has_display))
+                      out.total_bytes, out.free_bytes, bool(out.usable), ffi.string(out.problem).decode(), bool(out.has_display), bool(out.pins_later))
 
 
 def pins(kind: DeviceKind, index: int, n_bytes: int) -> bool:
     """Whether the system pins so much host memory for a device now. It takes as long as that takes, seconds for gigabytes."""
     return lib.edgekv_try_pinning(_DEVICES[kind], index, n_bytes) == lib.EDGEKV_OK
+
+
+class Pinning(Struct, frozen=True):
+    """What it takes to pin host memory by and by. Times are of one part, in milliseconds."""
+
+    works: bool
+    """Kernels may use the host's addresses of it."""
+    crosses: bool
+    """A copy may go from one part into the next one."""
+    fresh_ms: float
+    """Nobody has touched it yet."""
+    touched_ms: float
+    unpin_ms: float
+    beside_ms: float
+    """As `touched_ms`, while a stream works for `busy_ms`: about as long if pinning waits for the stream."""
+    busy_ms: float
+
+
+def pinning(kind: DeviceKind, index: int, n_bytes: int) -> Pinning:
+    """Pin two parts of `n_bytes` each, a multiple of the system's page, and give them back. Raises NativeError where the system does not."""
+    out = ffi.new("edgekv_pinning *")
+    _check(lib.edgekv_time_pinning(_DEVICES[kind], index, n_bytes, out))
+    return Pinning(bool(out.works), bool(out.crosses), out.fresh_ms, out.touched_ms, out.unpin_ms, out.beside_ms, out.busy_ms)
 
 
 class Rates(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""What this machine has: card, driver, link, libraries by their paths, CuPy, and memory that can be pinned."""
+"""What this machine has: card, driver, link, libraries by their paths, CuPy, memory that can be pinned, and how that goes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from importlib import import_module
 from edgekv import _native
 from edgekv._native import device_calls
 from edgekv.common.enums import DeviceKind
+from edgekv.common.errors import EdgeKVError
 from edgekv.common.units import size
 from edgekv.diagnosis import pinned
 from edgekv.planning import devices
 from edgekv.proof.steps import Outcome, Part, Told
 
 _OF_DEVICES = ("cuda", "cublas", "nvrtc", "nccl", "edgekv-emulated")
+
+PART_BYTES, PART_BYTES_EMULATED = 64 << 20, 1 << 20
+"""Of host memory that is pinned at a time."""
 
 
 def run(part: Part) -> Iterator[Told]:
@@ -32,6 +36,26 @@ def run(part: Part) -> Iterator[Told]:
     kept = pinned()
     limit = "no limit" if kept["limit"] is None else size(kept["limit"])
     yield "pinned memory", Outcome.TOLD, f"up to {size(kept['available'] or 0)}, what is free; locked memory (ulimit -l): {limit}"
+    yield from _pinned_later(info)
+
+
+def _pinned_later(info: device_calls.DeviceInfo) -> Iterator[Told]:
+    """Pinning as tokens come: whether the card says that it can, and what one part takes."""
+    told = "can be pinned as tokens come" if info.pins_later else "is pinned at the start: the driver cannot read memory under its own address that is pinned later"
+    yield "K and V", Outcome.TOLD, told
+    n_bytes = PART_BYTES if info.kind is DeviceKind.CUDA else PART_BYTES_EMULATED
+    try:
+        found = device_calls.pinning(info.kind, info.index, n_bytes)
+    except EdgeKVError as error:
+        yield "a part", Outcome.TOLD, f"is not pinned: {error}"
+        return
+    meaning = "" if info.kind is DeviceKind.CUDA else "; of an emulated device times mean nothing"
+    outcome = Outcome.WRONG if info.pins_later and not found.works else Outcome.TOLD
+    yield "a part", outcome, (
+        f"{size(n_bytes)} pinned in {found.fresh_ms:.1f} ms, or {found.touched_ms:.1f} ms if it was written before, given back in {found.unpin_ms:.1f} ms; "
+        f"kernels {'reach' if found.works else 'cannot reach'} it under the host's address{meaning}")
+    yield "a part, beside", Outcome.TOLD, f"pinned in {found.beside_ms:.1f} ms while a stream worked for {found.busy_ms:.1f} ms{meaning}"
+    yield "two parts", Outcome.TOLD, f"a copy {'may' if found.crosses else 'must not'} go from one into the next"
 
 
 def _version(number: int) -> str:

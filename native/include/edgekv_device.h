@@ -55,6 +55,7 @@ typedef struct {
     bool has_display; /* it may draw a screen */
     bool usable;
     char problem[256]; /* why it is not usable */
+    bool pins_later; /* kernels read memory in place that was mapped first and pinned later, as K and V are when tokens come */
 } edgekv_device_info;
 /* The folder of the libraries for NVIDIA's GPUs: ours in a build with CUDA, else that of a plug-in (edgekv-cuda13, edgekv-cuda12) beside the
    package; "": there is none. The text lives as long as the process, and so does the next one: why a plug-in is refused, as a clause; "": none is. */
@@ -77,6 +78,19 @@ typedef struct {
 } edgekv_rates;
 /* Takes some seconds. host_bytes: how much host memory may be pinned meanwhile, so that pages and rows lie as far apart as in a home. */
 EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, size_t host_bytes, edgekv_rates * out);
+
+/* Milliseconds. */
+typedef struct {
+    bool works;        /* kernels may use the host's addresses of memory that was pinned later */
+    bool crosses;      /* a copy may go from what was pinned by one call into what another one pinned beside it */
+    double fresh_ms;   /* to pin memory that nobody has touched */
+    double touched_ms; /* memory that was written before */
+    double unpin_ms;
+    double beside_ms;  /* as touched_ms, while a stream works for busy_ms: about as long if the call waits for it */
+    double busy_ms;
+} edgekv_pinning;
+/* Pins twice n_bytes of host memory, a multiple of the system's page, and gives it back. EDGEKV_NOT_PINNED: the system does not */
+EDGEKV_API edgekv_status edgekv_time_pinning(edgekv_device_kind kind, int index, size_t n_bytes, edgekv_pinning * out);
 
 /* Kernels on random inputs, three times, against the reference of the processor's kernels; buffers lie between bands of poison. */
 typedef enum {

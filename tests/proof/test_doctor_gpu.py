@@ -43,6 +43,10 @@ def test_facts_and_rates(machine, emulator, tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["step", "case", "outcome"] and lines[1].split()[:2] == ["facts", "card"]
     assert any(line.startswith("facts  library") and line.endswith(str(emulator)) for line in lines)
+    facts = {case: said for case, (_, said) in rows_of(done, "facts").items()}
+    assert facts["K and V"] == "can be pinned as tokens come" and facts["two parts"] == "a copy must not go from one into the next"
+    assert re.match(r"1\.0 MiB pinned in [\d.]+ ms, or .* kernels reach it under the host's address; of", facts["a part"])
+    assert re.match(r"pinned in [\d.]+ ms while a stream worked for [\d.]+ ms; of", facts["a part, beside"])
     assert "Nothing was wrong on emulated device" in done.stdout and done.stderr.split() == ["facts", "rates"]
     report = json.loads(out.read_text())
     assert report["finished"] and [part["part"] for part in report["parts"]] == ["facts", "rates"] and report["device"]["kind"] == "emulated"

@@ -1,5 +1,6 @@
 // The table of functions that libedgekv takes from libedgekv-cuda or libedgekv-emulated.
 #include "cuda/engine/gpu_engine.h"
+#include "cuda/engine/pinning.h"
 #include "cuda/engine/rates.h"
 #include "cuda/engine/trial.h"
 
@@ -37,6 +38,7 @@ bool info(int index, edgekv_device_info * out) {
     out->total_bytes = found.total_bytes;
     out->free_bytes  = found.free_bytes;
     out->has_display = found.has_display;
+    out->pins_later  = found.pins_later;
 
     std::string problem;
     if (kKind == EDGEKV_DEVICE_CUDA && found.arch < kLeastArch) {
@@ -76,6 +78,21 @@ bool pins(int index, size_t n_bytes) {
     return pinned;
 }
 
+bool pin_part(int index, char * p, size_t n_bytes, char * home, size_t home_bytes) {
+    t_error.clear();
+    return use_device(index) && pin(p, n_bytes, home, home_bytes);
+}
+
+void unpin_part(int index, char * p) {
+    use_device(index);
+    unpin(p);
+}
+
+bool time_parts(int index, size_t n_bytes, edgekv_pinning * out) {
+    t_error.clear();
+    return time_pinning(index, n_bytes, *out);
+}
+
 // tells our own sentence once: a later failure may be the device's
 const char * error() {
     static thread_local std::string told;
@@ -98,7 +115,7 @@ std::string mebibytes(size_t n_bytes) { return std::to_string((n_bytes + (1u << 
 const edgekv::DeviceLibrary * edgekv_device_library() {
     using namespace edgekv::gpu;
     static const edgekv::DeviceLibrary library = {
-        edgekv::kEngineAbi, kKind, device_count, info, rates, make, is_pinned, pins, try_attend, try_store, error,
+        edgekv::kEngineAbi, kKind, device_count, info, rates, make, is_pinned, pins, pin_part, unpin_part, time_parts, try_attend, try_store, error,
     };
     return &library;
 }

@@ -61,6 +61,12 @@ edgekv_status edgekv_try_pinning(edgekv_device_kind kind, int index, size_t n_by
     return library->pins(index, n_bytes) ? EDGEKV_OK : fail(EDGEKV_NOT_PINNED, library->last_error());
 }
 
+edgekv_status edgekv_time_pinning(edgekv_device_kind kind, int index, size_t n_bytes, edgekv_pinning * out) {
+    const DeviceLibrary * library;
+    EDGEKV_TRY(find_library(kind, index, library));
+    return library->time_pinning(index, n_bytes, out) ? EDGEKV_OK : fail(EDGEKV_NOT_PINNED, library->last_error());
+}
+
 edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, size_t host_bytes, edgekv_rates * out) {
     const DeviceLibrary * library;
     EDGEKV_TRY(find_library(kind, index, library));

@@ -19,7 +19,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 14;
+constexpr int kEngineAbi = 15;
 
 // The most query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as possible, which are attended one after the other. The last group of a step is observed.
@@ -225,6 +225,10 @@ struct DeviceLibrary {
     Engine * (*make)(int index, const EngineShape & shape, void * stream);
     bool (*is_pinned)(const void * host);
     bool (*pins)(int index, size_t n_bytes);  // whether the system pins so much host memory now; it is given back
+    // Whole pages of `home`, of which kernels reach them from now on until unpin(), which waits for nobody. false: last_error()
+    bool (*pin)(int index, char * p, size_t n_bytes, char * home, size_t home_bytes);
+    void (*unpin)(int index, char * p);
+    bool (*time_pinning)(int index, size_t n_bytes, edgekv_pinning * out);
     bool (*try_attend)(int index, const AttendTrial & trial, TrialRuns & seen);
     bool (*try_store)(int index, StoreTrial & trial, TrialRuns & seen);
     const char * (*last_error)();

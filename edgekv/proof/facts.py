@@ -41,8 +41,8 @@ def run(part: Part) -> Iterator[Told]:
 
 def _pinned_later(info: device_calls.DeviceInfo) -> Iterator[Told]:
     """Pinning as tokens come: whether the card says that it can, and what one part takes."""
-    told = "can be pinned as tokens come" if info.pins_later else "is pinned at the start: the driver cannot read memory under its own address that is pinned later"
-    yield "K and V", Outcome.TOLD, told
+    at_start = "are pinned at the start: the driver cannot read memory under its own address that is pinned later"
+    yield "K and V", Outcome.TOLD, "can be pinned as tokens come" if info.pins_later else at_start
     n_bytes = PART_BYTES if info.kind is DeviceKind.CUDA else PART_BYTES_EMULATED
     try:
         found = device_calls.pinning(info.kind, info.index, n_bytes)

@@ -211,6 +211,14 @@ size_t memory_version() { return memory().version; }
 
 size_t memory_bytes(Kind kind) { return memory().bytes[static_cast<int>(kind)]; }
 
+size_t memory_pinned_later() {
+    size_t n = 0;
+    for (const auto & [p, a] : memory().live) {
+        n += a.own ? 0 : a.n_bytes;
+    }
+    return n;
+}
+
 void memory_check() {
     const Opened opened;
     for (const auto & [p, a] : memory().live) {

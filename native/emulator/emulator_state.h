@@ -79,6 +79,7 @@ bool memory_free(Kind kind, void * p);           // checks the guards; false: no
 bool memory_pin(char * p, size_t n_bytes, char * home, size_t home_bytes);
 bool memory_unpin(char * p);                     // false: nothing that is pinned begins there
 size_t memory_bytes(Kind kind);
+size_t memory_pinned_later();                    // of Kind::pinned, those of the caller's memory
 size_t memory_version();                         // changes with each of the four above
 void memory_check();
 

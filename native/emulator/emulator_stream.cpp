@@ -327,3 +327,7 @@ extern "C" __attribute__((visibility("default"))) void edgekv_emulator_pins_late
     std::lock_guard<std::recursive_mutex> guard(edgekv::gpu::emulator::lock());
     edgekv::gpu::emulator::limits().pins_later = pins;
 }
+extern "C" __attribute__((visibility("default"))) size_t edgekv_emulator_pinned(bool later) {
+    std::lock_guard<std::recursive_mutex> guard(edgekv::gpu::emulator::lock());
+    return later ? edgekv::gpu::emulator::memory_pinned_later() : edgekv::gpu::emulator::memory_bytes(edgekv::gpu::emulator::Kind::pinned);
+}

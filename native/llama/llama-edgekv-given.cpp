@@ -4,6 +4,7 @@
 // given-back pages back when it makes a huge one.
 #include "llama-edgekv-access.h"
 #include "llama-edgekv-mapping.h"
+#include "llama-edgekv-pinned.h"
 
 #include <vector>
 
@@ -12,12 +13,12 @@
 #include <unistd.h>
 #endif
 
-// K and V of a layer, if no other layer reads them; else empty
+// K and V of a layer, if no other layer reads them, and no device; else empty
 static std::vector<const ggml_tensor *> own_rows(const llama_context * lctx, int il) {
     const auto * kv    = llama_edgekv_access::cache(lctx);
     const auto * layer = kv ? llama_edgekv_access::layer(*kv, il) : nullptr;
     if (!layer || llama_edgekv_access::is_guest(*kv) || llama_edgekv_access::v_transposed(*kv) || !llama_edgekv_grows(layer->k) ||
-        !llama_edgekv_grows(layer->v)) {
+        !llama_edgekv_grows(layer->v) || llama_edgekv_is_pinned(layer->k)) {
         return {};
     }
     for (int other = 0; other < llama_edgekv_n_layer(lctx); ++other) {

@@ -4,6 +4,7 @@
 // pages, and reads as zeros again. Large tensors begin at a huge page, so that a stream's first tokens take one of each.
 #include "llama-edgekv-access.h"
 #include "llama-edgekv-mapping.h"
+#include "llama-edgekv-pinned.h"
 #include "llama-edgekv-places.h"
 
 #include "llama-impl.h"
@@ -107,8 +108,8 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
         return buft;
     }
 
-    // pinned, if the device's backend has such memory
-    auto * host = ggml_backend_dev_host_buffer_type(device);
+    // Pinned: as tokens come, in a mapping (llama_edgekv_growing), or all at once, if the device's backend has such memory.
+    auto * host = llama_edgekv_get_hooks()->pins_later(device) ? nullptr : ggml_backend_dev_host_buffer_type(device);
 
     return host ? host : ggml_backend_cpu_buffer_type();
 }
@@ -255,17 +256,21 @@ static size_t growth_of(const llama_kv_cache & kv, uint32_t stream, int n_cells)
     return taken(tensors, end) - taken(tensors, placed);
 }
 
+// Cells that come in each stream. Sequences of one cache have whole groups.
+static std::map<uint32_t, int> coming(const llama_kv_cache & kv, const int * seq_ids, const int * n_tokens, int n) {
+    std::map<uint32_t, int> n_cells;
+    for (int i = 0; i < n && !llama_edgekv_access::is_guest(kv); ++i) {
+        if (n_tokens[i] > 0 && seq_ids[i] >= 0 && seq_ids[i] < static_cast<int>(kv.get_n_seq_max())) {
+            n_cells[kv.get_stream(seq_ids[i])] += n_tokens[i] + (llama_edgekv_access::mixes_sequences(kv) ? llama_edgekv_group - 1 : 0);
+        }
+    }
+    return n_cells;
+}
+
 int64_t llama_edgekv_growth(const llama_context * lctx, const int * seq_ids, const int * n_tokens, int n) {
     int64_t sum = 0;
     for (const llama_kv_cache * kv : llama_edgekv_access::caches(lctx)) {
-        std::map<uint32_t, int> n_cells;  // by stream
-        for (int i = 0; i < n && !llama_edgekv_access::is_guest(*kv); ++i) {
-            if (n_tokens[i] > 0 && seq_ids[i] >= 0 && seq_ids[i] < static_cast<int>(kv->get_n_seq_max())) {
-                // sequences of one cache have whole groups
-                n_cells[kv->get_stream(seq_ids[i])] += n_tokens[i] + (llama_edgekv_access::mixes_sequences(*kv) ? llama_edgekv_group - 1 : 0);
-            }
-        }
-        for (const auto & [stream, of_stream] : n_cells) {
+        for (const auto & [stream, of_stream] : coming(*kv, seq_ids, n_tokens, n)) {
             sum += growth_of(*kv, stream, of_stream);
         }
     }
@@ -302,11 +307,18 @@ bool llama_edgekv_admits(const llama_context * lctx, const llama_batch & batch) 
         seq_ids.push_back(seq_id);
         n_tokens.push_back(n);
     }
-    const int64_t sum = llama_edgekv_growth(lctx, seq_ids.data(), n_tokens.data(), static_cast<int>(seq_ids.size()));
-    if (llama_edgekv_may_take(sum, false)) {
+    const int     n      = static_cast<int>(seq_ids.size());
+    const int64_t sum    = llama_edgekv_growth(lctx, seq_ids.data(), n_tokens.data(), n);
+    const bool    memory = llama_edgekv_may_take(sum, false);
+    const auto *  kv     = llama_edgekv_access::cache(lctx);
+    if (memory && (!kv || llama_edgekv_pin_coming(lctx, coming(*kv, seq_ids.data(), n_tokens.data(), n)))) {
         return true;
     }
     t_refused = true;
-    LLAMA_LOG_ERROR("edgekv: K and V of %d more tokens take %.1f MiB, and there is not so much memory\n", batch.n_tokens, sum/1048576.0);
+    if (memory) {
+        LLAMA_LOG_ERROR("edgekv: the system refused to pin K and V of %d more tokens in host memory, where the GPU reads them\n", batch.n_tokens);
+    } else {
+        LLAMA_LOG_ERROR("edgekv: K and V of %d more tokens take %.1f MiB, and there is not so much memory\n", batch.n_tokens, sum/1048576.0);
+    }
     return false;
 }

@@ -5,6 +5,7 @@
 // the disk full while it is written ends the process. What is forgotten keeps its space.
 #include "llama-edgekv-mapping.h"
 #include "llama-edgekv-access.h"
+#include "llama-edgekv-pinned.h"
 
 #include "ggml-backend-impl.h"
 #include "llama-impl.h"
@@ -75,6 +76,7 @@ struct mapping {
     size_t n_bytes;
     int    file;         // below 0: memory
     std::string folder;  // of the file
+    llama_edgekv_pinned pinned = {};
 };
 
 mapping & of(ggml_backend_buffer_t buffer) { return *static_cast<mapping *>(buffer->context); }
@@ -111,6 +113,7 @@ int make_file(const std::string & folder, size_t n_bytes) {
 }
 
 void unmap(mapping * made) {
+    made->pinned.unpin();
     if (made->base) {
         munmap(made->base, made->n_bytes);
     }
@@ -123,7 +126,7 @@ void unmap(mapping * made) {
 // In memory if `folder` is empty. Null: errno says why.
 mapping * map(size_t n_bytes, const std::string & folder) {
     const bool in_memory = folder.empty();
-    auto *     made      = new mapping{ nullptr, n_bytes, in_memory ? -1 : make_file(folder, n_bytes), folder };
+    auto *     made      = new mapping{ nullptr, n_bytes, in_memory ? -1 : make_file(folder, n_bytes), folder, {} };
     if (in_memory || made->file >= 0) {
         made->base = map_memory(n_bytes);
     }
@@ -136,9 +139,15 @@ mapping * map(size_t n_bytes, const std::string & folder) {
     return nullptr;
 }
 
+// What is pinned stays: a device has its pages.
 bool forget(const mapping & m, size_t offset, size_t n_bytes) {
     if (m.file < 0) {
-        return madvise(m.base + offset, n_bytes, MADV_DONTNEED) == 0;
+        const uintptr_t first = reinterpret_cast<uintptr_t>(m.base) + offset;
+        bool all = true;
+        m.pinned.each_rest(first, first + n_bytes, [&](uintptr_t from, uintptr_t to) {
+            all = madvise(reinterpret_cast<void *>(from), to - from, MADV_DONTNEED) == 0 && all;
+        });
+        return all;
     }
     return fallocate(m.file, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(n_bytes)) == 0;
 }
@@ -163,7 +172,9 @@ void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     const mapping & m = of(buffer);
     if (value != 0 || !forget(m, 0, m.n_bytes)) {
         std::memset(m.base, value, buffer->size);
+        return;
     }
+    m.pinned.each_part([](uintptr_t first, uintptr_t end) { std::memset(reinterpret_cast<void *>(first), 0, end - first); });
 }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t n_bytes);
@@ -218,6 +229,8 @@ bool lies(const ggml_tensor * rows, ggml_backend_buffer_type_t type) { return ro
 
 }  // namespace
 
+llama_edgekv_pinned * llama_edgekv_pins_of(ggml_backend_buffer_t buffer) { return buffer->buft == in_memory() ? &of(buffer).pinned : nullptr; }
+
 ggml_backend_buffer_type_t llama_edgekv_mapped(void) {
     return home_folder().empty() ? in_memory() : in_file();
 }
@@ -248,6 +261,8 @@ bool llama_edgekv_forget(ggml_backend_buffer_t buffer, uintptr_t first, uintptr_
 }
 
 #else
+
+llama_edgekv_pinned * llama_edgekv_pins_of(ggml_backend_buffer_t) { return nullptr; }
 
 ggml_backend_buffer_type_t llama_edgekv_mapped(void) { return nullptr; }
 

@@ -43,6 +43,6 @@ bool llama_edgekv_is_mapped(const ggml_tensor * rows);  // in memory or a file
 // The kernel reads ahead where these rows are read next, until libedgekv says how it reads them. Nothing happens for rows in memory.
 void llama_edgekv_will_stream(const ggml_tensor * rows);
 
-// Makes whole pages [first, end) of a mapping zeros. In memory they take none any more, a file keeps its space. false: the file system
+// Makes whole pages [first, end) of a mapping zeros, but for what is pinned. In memory they take none any more, a file keeps its space. false: the file system
 // cannot, and they stay as they are.
 bool llama_edgekv_forget(ggml_backend_buffer_t buffer, uintptr_t first, uintptr_t end);

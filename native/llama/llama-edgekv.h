@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 25
+#define LLAMA_EDGEKV_ABI 26
 
 #ifdef __cplusplus
 extern "C" {
@@ -87,10 +87,10 @@ struct llama_edgekv_hooks {
     struct ggml_tensor * (*build_attend)(struct llama_context * lctx, const struct llama_edgekv_attend * args);
     struct ggml_tensor * (*build_product)(struct llama_context * lctx, const struct llama_edgekv_product * args);
 
-    // While a KV cache is made: whether K and V, by default on `device`, shall lie in host memory instead, from where the hooks
-    // will serve them on the device. Called only for layers with a plain cache, and only if all of these are
-    // on one device.
+    // While a KV cache is made: whether K and V, by default on `device`, shall lie in host memory instead, from where the hooks will serve them on
+    // the device. Called only for layers with a plain cache, and only if all of these are on one device.
     bool (*home_on_host)(ggml_backend_dev_t device);
+    bool (*pins_later)(ggml_backend_dev_t device);  // whether they are pinned there as tokens come (llama_edgekv_pin_rows()); else at once
 
     // whether a context's buffers shall be reserved for graphs with the hooks' nodes
     bool (*plans)(struct llama_context * lctx);
@@ -388,6 +388,6 @@ public:
 private:
     llama_context * lctx;
     llama_context * outer;
-    bool ok = false;
+    bool pinned, ok = false;
 };
 #endif

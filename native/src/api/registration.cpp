@@ -132,6 +132,10 @@ bool on_home(ggml_backend_dev_t device) {
     });
 }
 
+bool on_pins_later(ggml_backend_dev_t device) {
+    return with_defaults([&](const Defaults & defaults) { return pins_later(defaults.params.placement.kind, device); });
+}
+
 bool on_plans(llama_context * lctx) {
     const edgekv_context * ctx = find_active(lctx);
     return ctx && ctx->plane->plans_graphs();
@@ -182,8 +186,8 @@ const char * on_ubatch_failure(llama_context * lctx) {
 }
 
 const llama_edgekv_hooks kHooks = {
-    on_created, on_freed, on_ubatch_begin, on_ubatch_failure, on_ubatch_end, on_build_store, on_build_attend, on_build_product, on_home, on_plans,
-    on_kv_cells, on_layer_types, on_prompts, hooks_enabled, on_free_bytes, on_keys_turned,
+    on_created, on_freed, on_ubatch_begin, on_ubatch_failure, on_ubatch_end, on_build_store, on_build_attend, on_build_product, on_home,
+    on_pins_later, on_plans, on_kv_cells, on_layer_types, on_prompts, hooks_enabled, on_free_bytes, on_keys_turned,
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include "state/state.h"
 
+#include "llama-edgekv-pinned.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -15,6 +17,11 @@ DevicePlane::DevicePlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size()) {
         layer->index = served->info.index;
         layers.push_back(std::move(layer));
     }
+}
+
+DevicePlane::~DevicePlane() {
+    engine.reset();  // waits for who reads home
+    llama_edgekv_unpin_rows(ctx.lctx);
 }
 
 // ---- memory and settings -----------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ struct DeviceLayer {
 class DevicePlane final : public Plane {
 public:
     explicit DevicePlane(State & ctx);
+    ~DevicePlane() override;
 
     // Takes the device that params.placement names. Called once, when the context has this plane. After a failure the plane is unusable.
     Failure place();
@@ -72,6 +73,7 @@ private:
     // ---- placement ----
     Failure no_memory() const { return { EDGEKV_NO_MEMORY, library->last_error() }; }
     Failure why_not() const;
+    Failure pin_home();
     Failure reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info);
     Failure make_engine(ggml_backend_dev_t device);
     Failure reserve_widest(edgekv_mode mode);

@@ -75,6 +75,13 @@ bool runs_nodes(edgekv_device_kind kind, ggml_backend_dev_t device) {
     return library && library->info(backend_index(device), &info) && info.usable;
 }
 
+bool pins_later(edgekv_device_kind kind, ggml_backend_dev_t device) {
+    const char * at_once = std::getenv("EDGEKV_PIN_AT_ONCE");
+    const DeviceLibrary * library = open_device_library(kind);
+    edgekv_device_info info;
+    return !(at_once && std::strcmp(at_once, "1") == 0) && library && library->info(backend_index(device), &info) && info.pins_later;
+}
+
 void * backend_stream(llama_context * lctx, ggml_backend_dev_t device) {
     ggml_backend_reg_t reg     = ggml_backend_dev_backend_reg(device);
     ggml_backend_t     backend = llama_edgekv_backend(lctx, device);

@@ -18,6 +18,9 @@ int backend_index(ggml_backend_dev_t device);  // its number in its backend, whi
 // load (native/tests/backend).
 bool runs_nodes(edgekv_device_kind kind, ggml_backend_dev_t device);
 
+// Whether a home for such a device is pinned as tokens come. EDGEKV_PIN_AT_ONCE=1: at the start, as where the driver cannot.
+bool pins_later(edgekv_device_kind kind, ggml_backend_dev_t device);
+
 // The stream of a context's graphs on such a device; null: there is none. From now on the context's backend serves custom nodes.
 void * backend_stream(llama_context * lctx, ggml_backend_dev_t device);
 

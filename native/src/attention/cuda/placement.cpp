@@ -4,10 +4,14 @@
 #include "attention/cuda/device_plane.h"
 #include "attention/cuda/engine_sizes.h"
 
+#include "llama-edgekv-pinned.h"
+
 #include <algorithm>
 
 namespace edgekv {
 namespace {
+
+constexpr size_t kPartBytes = size_t(64) << 20;  // of home, which are pinned at a time
 
 bool on_gpu(const Layer & layer) { return ggml_backend_dev_type(layer.llama.device) != GGML_BACKEND_DEVICE_TYPE_CPU; }
 
@@ -85,12 +89,27 @@ Failure DevicePlane::why_not() const {
             return refuse("its layers lie on several GPUs; EdgeKV serves one");
         }
         device = layer->llama.device;
-        if (on_backend && !library->is_pinned(layer->llama.k->data)) {
-            return { EDGEKV_NOT_PINNED, "the system refused to pin the KV cache in host memory, and the GPU can only read pinned memory (ask for a "
-                                        "smaller context, free memory, raise the limit on locked memory with ulimit -l, or unset GGML_CUDA_NO_PINNED)" };
-        }
     }
     return {};
+}
+
+// Where home grows, it is pinned as tokens come from now on; else the backend pinned it, unless the system refused.
+Failure DevicePlane::pin_home() {
+    const auto pin = [](void * plane, char * p, size_t n_bytes, char * home, size_t home_bytes) {
+        const auto & own = *static_cast<const DevicePlane *>(plane);
+        return own.library->pin(own.ctx.params.placement.index, p, n_bytes, home, home_bytes);
+    };
+    const auto unpin = [](void * plane, char * p) {
+        const auto & own = *static_cast<const DevicePlane *>(plane);
+        own.library->unpin(own.ctx.params.placement.index, p);
+    };
+    const auto reached = [this](const Layer * layer) { return library->is_pinned(layer->llama.k->data) && library->is_pinned(layer->llama.v->data); };
+    if (!on_backend ||
+        (llama_edgekv_pin_rows(ctx.lctx, { kPartBytes, pin, unpin, this }) && std::all_of(ctx.hooked.begin(), ctx.hooked.end(), reached))) {
+        return {};
+    }
+    return { EDGEKV_NOT_PINNED, "the system refused to pin the KV cache in host memory, and the GPU can only read pinned memory (ask for a "
+                                "smaller context, free memory, raise the limit on locked memory with ulimit -l, or unset GGML_CUDA_NO_PINNED)" };
 }
 
 // Sized for the widest layer's pieces.
@@ -169,6 +188,9 @@ Failure DevicePlane::place() {
         return { EDGEKV_UNSUPPORTED, info.problem };
     }
     if (Failure failure = why_not()) {
+        return failure;
+    }
+    if (Failure failure = pin_home()) {
         return failure;
     }
     // What llama.cpp reserved is for stock graphs, which copy K and V of a layer to the device; it would lie there beside all of ours.

@@ -1,0 +1,88 @@
+"""K and V at home that a device reads are pinned part by part, as tokens come. On the emulated device a kernel that touches anything else ends the process,
+and a copy that leaves a part is refused, as on a card."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.backend_process import Scenario, on_the_backend
+from support.pinned_process import Pinned, decode
+from support.planes import ALL, SAMPLED
+
+from edgekv.models import geometry
+
+pytestmark = pytest.mark.usefixtures("single_precision")
+
+EXACT = {"mode": "exact"}
+ASKED = {"kv_vram": 64 << 20}
+"""Without it a start reads a ubatch that means nothing, to see what memory is left."""
+AT_ONCE = {"EDGEKV_PIN_AT_ONCE": "1"}
+PART = 256
+"""Cells: the least that are pinned at a time, and an eighth of these contexts."""
+
+
+@pytest.fixture
+def decoded(emulator: Path, emulated_backend: Path, synthetic, tmp_path: Path) -> Callable[..., Pinned]:
+    return partial(decode, emulated_backend, emulator, tmp_path, model=synthetic("llama", dtype="f32", n_ctx_train=4096))
+
+
+def part_bytes(synthetic) -> int:
+    """K and V of PART tokens."""
+    return PART * geometry(synthetic("llama", dtype="f32", n_ctx_train=4096)).kv_bytes_per_token()
+
+
+@pytest.mark.parametrize("scenario", [
+    dict(options=EXACT, steps=[150, 1, 1, 1, 300, 1, 1, 1]),
+    dict(options=EXACT | {"kv_vram": 5_000_000}, steps=[250, *[1] * 9, 260, 1, 1]),
+    dict(options=SAMPLED | {"plan_every": 1}, steps=[250, *[1] * 12, 300, *[1] * 4]),
+    dict(options=ALL, steps=[120, 1, 1, 150, 2, 2, 2], n_seq=3, unified=False, n_ctx=3072),
+    dict(options=SAMPLED, steps=[120, 1, 1, 150, 2, 2, 2], n_seq=3, n_ctx=2048),
+    dict(options=EXACT | {"type_k": "q8_0", "type_v": "q4_0"}, steps=[300, 1, 1, 1, 1], rolls={"3": 40}),
+    dict(options=SAMPLED, steps=[300, *[1] * 9, 300, 1, 1], changes={"3": {"mode": "off"}, "7": {"mode": "exact"}}),
+], ids=["exact", "ring", "sampled", "streams", "one cache", "keys turn", "off"])
+def test_logits_are_those_of_rows_that_are_pinned_at_once(emulated_backend, synthetic, tmp_path, scenario: dict):
+    """Bit for bit, where views grow over parts, recordings are replayed, pages move, keys turn on the device, and stock nodes attend."""
+    given = Scenario(str(synthetic("llama", dtype="f32", n_ctx_train=4096)), **({"n_ctx": 2048} | scenario))
+    parts, at_once = on_the_backend(emulated_backend, given, tmp_path), on_the_backend(emulated_backend, given, tmp_path, **AT_ONCE)
+    for ours, expected in zip(parts.logits, at_once.logits, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    assert parts.n_hooked == at_once.n_hooked
+
+
+def test_parts_are_pinned_as_tokens_come(decoded, synthetic):
+    """One at the start, the next when its first cell comes. What is emptied stays pinned, and holds zeros; all goes with the context."""
+    part = part_bytes(synthetic)
+    seen = decoded(steps=[["read", [[0, 0, 200]]], ["read", [[0, 200, 56]]], ["read", [[0, 256, 1]]], ["read", [[0, 257, 300]]], ["clear"],
+                          ["read", [[0, 0, 200]]]], options=EXACT | ASKED)
+    start, *others, gone = seen.bytes
+    assert [n - start for n in others] == [0, 0, part, 2 * part, 2 * part, 2 * part] and (start, gone) == (part, 0)
+    np.testing.assert_array_equal(seen.logits[0], seen.logits[-1])
+
+
+@pytest.mark.parametrize("options", [EXACT | ASKED, SAMPLED | ASKED], ids=["exact", "sampled"])
+def test_streams_that_a_graph_views_are_pinned_alike(decoded, synthetic, options: dict):
+    """A short stream beside a long one is read up to the same cell; others only as far as they have tokens, however these came."""
+    steps = [["read", [[0, 0, 300]]], ["read", [[1, 0, 10]]], ["copy", 0, 2], ["read", [[0, 300, 1], [1, 10, 1]]], ["again", 0], ["read", [[1, 11, 1]]],
+             ["read", [[2, 300, 1]]]]
+    seen = decoded(steps=steps, options=options, n_seq=3, n_ctx=3 * 2048)
+    at_once = decoded(steps=steps, options=options, n_seq=3, n_ctx=3 * 2048, **AT_ONCE)
+    for ours, expected in zip(seen.logits, at_once.logits, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    part = part_bytes(synthetic)
+    assert [(n - seen.bytes[0]) / part for n in seen.bytes[1:-1]] == [1, 2, 2, 5, 5, 5, 5]
+
+
+def test_a_batch_that_the_system_does_not_pin_is_refused(decoded, synthetic):
+    """It is read where there is room in what is pinned, or as soon as the system pins more; the logits are those of a context that never lacked any."""
+    part = part_bytes(synthetic)
+    reads = [["read", [[0, 0, 200]]], ["read", [[0, 200, 40]]], ["read", [[0, 240, 100]]]]
+    seen = decoded(steps=[reads[0], ["limit", 0], ["read", [[0, 200, 100]]], reads[1], reads[2], ["limit", part - 1], reads[2], ["limit", None], reads[2]],
+                   options=EXACT | ASKED)
+    whole = decoded(steps=reads, options=EXACT | ASKED)
+    n_read = [len(found) for found in seen.logits]
+    assert n_read == [200, 0, 40, 0, 0, 100]
+    for ours, expected in zip([found for found in seen.logits if len(found)], whole.logits, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    assert seen.log.count("the system refused to pin K and V of 100 more tokens in host memory") == 3

@@ -179,7 +179,7 @@ def device_parts(request: ContextRequest, n_ctx: int, kv: KvOptions, room: Devic
     there = (("weights", plan.weights, KNOWN), ("compute", plan.compute, ESTIMATED), ("KV of other layers", plan.others, KNOWN),
              ("sketches", plan.sketches, KNOWN), ("tables", plan.tables, ESTIMATED), ("work space", plan.scratch, ESTIMATED),
              ("staging", plan.staging, KNOWN), ("ring", plan.ring, KNOWN), ("arena", plan.arena, KNOWN))
-    return _present([MemoryPart("KV home", plan.home, KNOWN, note="K and V of all tokens, pinned"),
+    return _present([MemoryPart("KV home", plan.home, KNOWN, note=f"K and V of all tokens, pinned{' as they come' if room.pins_later else ''}"),
                      MemoryPart("prefix store", request.store_bytes, KNOWN, note="at most"),
                      MemoryPart("prefixes in flight", request.in_flight_bytes, KNOWN, note="at most, while they are loaded"),
                      *(MemoryPart(name, n_bytes, how, room.name) for name, n_bytes, how in there)])

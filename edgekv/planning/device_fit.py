@@ -38,7 +38,7 @@ DRAFT_TOKENS = 16
 """Most tokens of a sequence that get logits at once."""
 
 DEFAULT_TOKENS = 32768
-"""Most tokens of an automatic context: all of its K and V are pinned in host memory at the start, which takes seconds, and other programs cannot have them."""
+"""Most tokens of an automatic context: all of its K and V are pinned in host memory, which other programs cannot have; at the start that takes seconds."""
 
 LEAST_HOT_TOKENS = 768
 """Least tokens in the arena of an automatic context: about as many as a head reads."""
@@ -55,6 +55,8 @@ class DeviceRoom(Struct, frozen=True):
     n_sm: int = 128
     """Multiprocessors: scratch grows with them."""
     has_display: bool = False
+    pins_later: bool = False
+    """K and V take host memory, and are pinned there, as tokens come; else at the start."""
 
     def less(self, n_bytes: int) -> DeviceRoom:
         """What is left when something else takes `n_bytes`."""
@@ -222,7 +224,7 @@ def choose_device_context(
             check_device(model, CONTEXT_STEP, kv, room, n_sequences)
             raise DoesNotFit(f"there is no memory for a context: {size(available)} are free on the host and "
                              f"{size(room.free)} on {room.name}; close other programs, or give --ctx")
-        why = ("its K and V are pinned in host memory at the start" if n == most else
+        why = (f"its K and V are pinned in host memory{'' if room.pins_later else ' at the start'}" if n == most else
                f"more does not fit in half of the free {size(available)} and {size(plan(n).budget)} on {room.name}")
         note = None if n == n_train else f"the context is {n:,} tokens of the {n_train:,} the model was trained for: {why} (--ctx sets another)"
     else:

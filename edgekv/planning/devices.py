@@ -66,7 +66,7 @@ def room_of(info: DeviceInfo, *others: DeviceInfo) -> DeviceRoom:
 
     total, free = (sum(getattr(one, name) for one in (info, *others)) for name in ("total_bytes", "free_bytes"))
     return DeviceRoom(f"{len(others) + 1} GPUs" if others else info.name, total, free, holds_model=info.kind is DeviceKind.CUDA, n_sm=info.n_sm,
-                      has_display=any(one.has_display for one in (info, *others)))
+                      has_display=any(one.has_display for one in (info, *others)), pins_later=info.pins_later)
 
 
 def place(kv: KvOptions, model: Path | None = None) -> Placement:

@@ -144,10 +144,10 @@ def users(request: ContextRequest, kv: KvOptions, n_tokens: int = USER_TOKENS) -
 
 
 def _growth(request: ContextRequest, n_ctx: int, kv: KvOptions) -> tuple[int, int]:
-    """Bytes of host memory at the start, and for each token then. Pinned memory is taken whole at the start, and so is what does not follow the
-    tokens."""
+    """Bytes of host memory at the start, and for each token then. What a GPU's driver pins at once is taken at the start, and so is what does not follow
+    the tokens."""
     whole = request.needed(n_ctx, kv)
-    if request.room is not None:
+    if request.room is not None and not request.room.pins_later:
         return whole, 0
     n_tokens = request.slots.n * kept(n_ctx, kv)
     follow = sum(part.bytes for part in request.parts(n_ctx, kv) if part.name in ("KV home", "sketches", "tables") and part.place == HOST)

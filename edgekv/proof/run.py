@@ -54,6 +54,7 @@ MENDS: dict[str, tuple[dict[str, str], bool]] = {
     "without CUDA graphs": ({"GGML_CUDA_DISABLE_GRAPHS": "1"}, True),
     "without launches that overlap": ({"GGML_CUDA_PDL": "0"}, True),
     "waiting behind each node": ({"EDGEKV_DEVICE_SYNC": "1"}, True),
+    "pinned at the start": ({"EDGEKV_PIN_AT_ONCE": "1"}, True),
     "without an arena": ({}, False),
 }
 """How a case that failed runs again: variables, and whether it has an arena. Where one is right, its part of the engine is to blame."""

@@ -217,7 +217,9 @@ def test_another_program_has_the_memory(large):
 
 def test_device_context_choice(large):
     usual = choose_device_context(large, None, EXACT, CARD, available=64 * GIB)
-    assert usual.n_ctx == 32768 and "pinned in host memory" in usual.note and "--ctx" in usual.note and usual.kv_bytes == 4 * GIB
+    assert usual.n_ctx == 32768 and "pinned in host memory at the start" in usual.note and "--ctx" in usual.note and usual.kv_bytes == 4 * GIB
+    later = choose_device_context(large, None, EXACT, replace(CARD, pins_later=True), available=64 * GIB)
+    assert later.n_ctx == 32768 and "pinned in host memory (--ctx" in later.note
     whole = choose_device_context(large, 131072, EXACT, CARD, available=64 * GIB)
     assert whole.n_ctx == 131072 and whole.note is None and whole.device.hot_tokens > 30_000 and whole.kv_bytes == 16 * GIB
     by_host = choose_device_context(large, None, SPARSE, CARD, available=7 * GIB)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.rates import ATTENTION, STEP
 
 from edgekv._native.device_calls import Rates
@@ -162,6 +163,15 @@ def test_on_a_gpu_the_keys_of_what_rolls_on_cross_the_link_twice(header):
     said = {mode: [note for note in make_plan(request(model, KvOptions(mode=mode), 65_536, room=room), None).notes if "--when-full roll" in note]
             for mode in ("exact", "sparse", "off")}
     assert all("4.0 GiB each way" in note for note in (*said["exact"], *said["sparse"])) and [*map(len, said.values())] == [1, 1, 0]
+
+
+def test_on_a_gpu_rows_take_memory_as_tokens_come_where_its_driver_allows_it(header):
+    """1,024 tokens of 32 layers, 8 heads and 128 channels in f16 have 128 MiB."""
+    model, room = header("llama-3-8b", "q4_0"), DeviceRoom("a GPU", 24 << 30, 24 << 30)
+    whole, grows = (make_plan(request(model, KvOptions(mode="sparse"), 1024, room=replace(room, pins_later=later)), None) for later in (False, True))
+    assert whole.token_bytes == 0 and (whole.start_bytes - grows.start_bytes, grows.token_bytes) == (128 << 20, 128 << 10)
+    assert [next(part.note for part in plan.parts if part.name == "KV home") for plan in (whole, grows)] == [
+        "K and V of all tokens, pinned", "K and V of all tokens, pinned as they come"]
 
 
 def test_a_gpu_s_speed_follows_its_link(header):

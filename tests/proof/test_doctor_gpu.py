@@ -89,7 +89,9 @@ def test_a_case_runs_again_and_says_what_mends_it(faulty, monkeypatch):
     for name in ("EDGEKV_EMULATOR", "REAL_EMULATOR", "EDGEKV_ATTENTION_DEVICE"):
         monkeypatch.setenv(name, faulty[name])
     part = Part(PLANE, SPARSE_TENTH, 300.0, True, "emulated", 0, HeadShape(4, 2, 64))
-    assert mended(part)["said"] == "right without an arena; wrong without CUDA graphs, without launches that overlap, waiting behind each node"
+    assert mended(part)["said"] == (
+        "right without an arena; wrong without CUDA graphs, without launches that overlap, waiting behind each node, "
+        "pinned at the start")
 
 
 def test_faults_are_found(faulty, machine, synthetic, tmp_path):

@@ -277,6 +277,15 @@ int64_t llama_edgekv_growth(const llama_context * lctx, const int * seq_ids, con
     return sum;
 }
 
+bool llama_edgekv_pin_tokens(const llama_context * lctx, const int * seq_ids, const int * n_tokens, int n) {
+    std::vector<int> of_batch(n_tokens, n_tokens + n);
+    for (int & one : of_batch) {
+        one = std::min(one, static_cast<int>(llama_n_batch(lctx)));
+    }
+    const auto * kv = llama_edgekv_access::cache(lctx);
+    return !kv || llama_edgekv_pin_coming(lctx, coming(*kv, seq_ids, of_batch.data(), n));
+}
+
 // Bytes that a program has left for everything else when a cache stops to grow: sketches, workspaces, answers. A server asks for twice as much
 // before a batch, so that the batch is not refused, which would end all answers.
 constexpr int64_t kBesides = int64_t{32} << 20;
@@ -310,8 +319,7 @@ bool llama_edgekv_admits(const llama_context * lctx, const llama_batch & batch) 
     const int     n      = static_cast<int>(seq_ids.size());
     const int64_t sum    = llama_edgekv_growth(lctx, seq_ids.data(), n_tokens.data(), n);
     const bool    memory = llama_edgekv_may_take(sum, false);
-    const auto *  kv     = llama_edgekv_access::cache(lctx);
-    if (memory && (!kv || llama_edgekv_pin_coming(lctx, coming(*kv, seq_ids.data(), n_tokens.data(), n)))) {
+    if (memory && llama_edgekv_pin_tokens(lctx, seq_ids.data(), n_tokens.data(), n)) {
         return true;
     }
     t_refused = true;

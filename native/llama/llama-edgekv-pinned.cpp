@@ -214,3 +214,5 @@ void llama_edgekv_unpin_rows(llama_context * lctx) {
         in_children(buffer_of(*kv), true);
     }
 }
+
+bool llama_edgekv_pins_rows(const llama_context * lctx) { return pinned_cache(lctx) != nullptr; }

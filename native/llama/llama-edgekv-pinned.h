@@ -29,6 +29,9 @@ struct llama_edgekv_pinner {
 // Nothing is given back meanwhile. false: the first ones were refused, and none is pinned. Rows in other than growing memory stay as they are. Decoding thread.
 LLAMA_API bool llama_edgekv_pin_rows(llama_context * lctx, const llama_edgekv_pinner & pinner);
 LLAMA_API void llama_edgekv_unpin_rows(llama_context * lctx);  // no device works with them. Nothing happens where none are pinned
+LLAMA_API bool llama_edgekv_pins_rows(const llama_context * lctx);  // so emptied cells give no memory back
+// Pins rows for tokens that come in n sequences, of each at most those of a batch. true also where nothing is pinned so. false: the system refused.
+LLAMA_API bool llama_edgekv_pin_tokens(const llama_context * lctx, const int * seq_ids, const int * n_tokens, int n);
 
 //
 // for the glue

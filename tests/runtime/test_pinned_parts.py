@@ -2,7 +2,6 @@
 and a copy that leaves a part is refused, as on a card."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,13 @@ PART = 256
 
 @pytest.fixture
 def decoded(emulator: Path, emulated_backend: Path, synthetic, tmp_path: Path) -> Callable[..., Pinned]:
-    return partial(decode, emulated_backend, emulator, tmp_path, model=synthetic("llama", dtype="f32", n_ctx_train=4096))
+    """`decoded(environment, steps=..., options=..., ...)`: what tests/support/pinned_process.py says of a scenario."""
+
+    def run(environment: dict[str, str] | None = None, **scenario) -> Pinned:
+        given = {"model": str(synthetic("llama", dtype="f32", n_ctx_train=4096)), "n_ctx": 2048, "n_seq": 1, "unified": False} | scenario
+        return decode(emulated_backend, emulator, tmp_path, given, **environment or {})
+
+    return run
 
 
 def part_bytes(synthetic) -> int:
@@ -65,13 +70,21 @@ def test_parts_are_pinned_as_tokens_come(decoded, synthetic):
 def test_streams_that_a_graph_views_are_pinned_alike(decoded, synthetic, options: dict):
     """A short stream beside a long one is read up to the same cell; others only as far as they have tokens, however these came."""
     steps = [["read", [[0, 0, 300]]], ["read", [[1, 0, 10]]], ["copy", 0, 2], ["read", [[0, 300, 1], [1, 10, 1]]], ["again", 0], ["read", [[1, 11, 1]]],
-             ["read", [[2, 300, 1]]]]
+             ["read", [[2, 300, 1]]], ["read", [[0, 301, 70], [1, 12, 70]]], ["read", [[1, 82, 70], [2, 301, 300]]]]
     seen = decoded(steps=steps, options=options, n_seq=3, n_ctx=3 * 2048)
-    at_once = decoded(steps=steps, options=options, n_seq=3, n_ctx=3 * 2048, **AT_ONCE)
+    at_once = decoded(AT_ONCE, steps=steps, options=options, n_seq=3, n_ctx=3 * 2048)
     for ours, expected in zip(seen.logits, at_once.logits, strict=True):
         np.testing.assert_array_equal(ours, expected)
     part = part_bytes(synthetic)
-    assert [(n - seen.bytes[0]) / part for n in seen.bytes[1:-1]] == [1, 2, 2, 5, 5, 5, 5]
+    assert [(n - seen.bytes[0]) / part for n in seen.bytes[1:-1]] == [1, 2, 2, 5, 5, 5, 5, 5, 7]
+
+
+def test_cells_behind_those_that_a_batch_was_thought_to_take_are_pinned(decoded, synthetic):
+    """Tokens of three sets of sequences each begin a group of 64 cells, though all belong to sequences 0 and 3: the last of them is in cell 256."""
+    steps = [["read", [[0, 0, 129]]], *(["copy", 0, other] for other in (1, 2, 3)), ["fork", 129, [[0, 1, 2, 3], [0, 1, 3], [0, 3]]]]
+    seen = decoded(steps=steps, options=EXACT | ASKED, n_seq=4, unified=True)
+    part = part_bytes(synthetic)
+    assert [n / part for n in seen.bytes[:-1]] == [1, 1, 1, 1, 1, 2]
 
 
 def test_a_batch_that_the_system_does_not_pin_is_refused(decoded, synthetic):

@@ -2,9 +2,9 @@
 
     pinned_process.py BACKEND EMULATOR SCENARIO.json OUT.npz
 
-The scenario names model, options, n_ctx, n_seq, and the steps: ["read", [[sequence, first position, tokens], ...]], ["limit", bytes more that the system
-pins, or null], ["clear"], ["copy", from, to], ["again", sequence] (saved and loaded). After each of them OUT has the bytes that are pinned, and what was
-read."""
+The scenario names model, options, n_ctx, n_seq, unified, and the steps: ["read", [[sequence, first position, tokens], ...]], ["limit", bytes more that the
+system pins, or null], ["clear"], ["copy", from, to], ["fork", first position, [sequences of a token, ...]], ["again", sequence] (saved and loaded). After each
+of them OUT has the bytes that are pinned, and what was read."""
 
 import ctypes
 import json
@@ -30,11 +30,10 @@ class Pinned(NamedTuple):
     log: str
 
 
-def decode(backend: Path, emulator: Path, folder: Path, steps: list[Any], model: Path, options: dict[str, Any], n_ctx: int = 2048, n_seq: int = 1,
-           **environment: str) -> Pinned:
-    """Run the steps in a process of its own."""
+def decode(backend: Path, emulator: Path, folder: Path, scenario: dict[str, Any], **environment: str) -> Pinned:
+    """Run a scenario in a process of its own."""
     given, out = folder / "scenario.json", folder / "pinned.npz"
-    given.write_text(json.dumps({"model": str(model), "options": options, "n_ctx": n_ctx, "n_seq": n_seq, "steps": steps}))
+    given.write_text(json.dumps(scenario))
     done = subprocess.run([sys.executable, str(SCRIPT), str(backend), str(emulator), str(given), str(out)], capture_output=True, text=True,
                           env=os.environ | environment)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
@@ -79,6 +78,18 @@ class _Run:
 
         llama_cpp.llama_memory_seq_cp(self.context.memory, source, to, -1, -1)
 
+    def fork(self, first: int, of: list[list[int]]) -> None:
+        import llama_cpp
+
+        batch = llama_cpp.llama_batch_init(len(of), 0, max(map(len, of)))
+        batch.n_tokens = len(of)
+        for i, sequences in enumerate(of):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 260 + i, first + i, len(sequences), 1
+            for j, sequence in enumerate(sequences):
+                batch.seq_id[i][j] = sequence
+        assert llama_cpp.llama_decode(self.context.ctx, batch) == 0
+        llama_cpp.llama_batch_free(batch)
+
     def again(self, sequence: int) -> None:
         import llama_cpp
 
@@ -99,7 +110,7 @@ def _main(backend: str, emulator: str, scenario: str, out: str) -> None:
     logging.getLogger("edgekv.llama.cpp").addHandler(logging.StreamHandler())
     given = json.loads(Path(scenario).read_text())
     with attached(Path(given["model"]), KvOptions(attention_device="emulated", **given["options"]), n_ctx=given["n_ctx"], n_seq=given["n_seq"],
-                  unified=given["n_seq"] == 1, n_threads=1, model_params={"n_gpu_layers": -1}) as (context, run):
+                  unified=given["unified"], n_threads=1, model_params={"n_gpu_layers": -1}) as (context, run):
         assert run is not None, "the plane is on the device"
         one = _Run(ctypes.CDLL(emulator), context)
         pinned = [one.pinned()]

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "llama-edgekv.h"
+#include "llama-edgekv-pinned.h"
 #include "server/scheduling/pace.h"
 
 #include <algorithm>
@@ -21,7 +22,8 @@ int coming_tokens(const Slot & slot) {
     return left > 0 ? static_cast<int>(left) : 1 + std::clamp(slot.get_n_draft_max(), 0, DRAFT);
 }
 
-// The slots at work that find no memory for them. Conversations of idle slots go first, the one that was used least recently before others.
+// The slots at work that find no memory for them. Conversations of idle slots go first, the one that was used least recently before others. What is pinned
+// for a GPU gives no memory back, so they stay there, and the system may refuse to pin more.
 template <typename Slots>
 auto cannot_grow(Slots & slots, const llama_context * lctx) {
     using slot = typename Slots::value_type;
@@ -42,11 +44,11 @@ auto cannot_grow(Slots & slots, const llama_context * lctx) {
         }
         ids.push_back(s.id);
         coming.push_back(coming_tokens(s));
-        while (!may_take() && !idle.empty()) {
+        while (!llama_edgekv_pins_rows(lctx) && !may_take() && !idle.empty()) {
             idle.back()->prompt_clear();
             idle.pop_back();
         }
-        if (!may_take()) {
+        if (!may_take() || !llama_edgekv_pin_tokens(lctx, ids.data(), coming.data(), static_cast<int>(ids.size()))) {
             ids.pop_back();
             coming.pop_back();
             ended.push_back(&s);

@@ -50,7 +50,8 @@ struct Parts {
         if (pinned[second]) {
             unpin(part(second));
         }
-        return !(pinned[second] = false);
+        pinned[second] = false;
+        return true;
     }
 
     const size_t n;

@@ -109,7 +109,8 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
     }
 
     // Pinned: as tokens come, in a mapping (llama_edgekv_growing), or all at once, if the device's backend has such memory.
-    auto * host = llama_edgekv_get_hooks()->pins_later(device) ? nullptr : ggml_backend_dev_host_buffer_type(device);
+    const bool grows = llama_edgekv_mapped() && llama_edgekv_get_hooks()->pins_later(device);
+    auto *     host  = grows ? nullptr : ggml_backend_dev_host_buffer_type(device);
 
     return host ? host : ggml_backend_cpu_buffer_type();
 }

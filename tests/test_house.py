@@ -42,7 +42,7 @@ BUDGETS = {
     "native/cuda": 7_185,
     "native/emulator": 2_786,
     "native/include": 1_346,
-    "native/llama": 5_932,
+    "native/llama": 5_934,
     "native/server": 7_759,
     "native/src": 19_944,
     "native/tests": 7_704,

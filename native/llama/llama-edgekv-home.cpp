@@ -53,15 +53,6 @@ void give_back(ggml_backend_buffer_t mapping, std::vector<span> & spans, size_t 
     }
 }
 
-// The bytes that rows of a stream's first n cells take, in whole units.
-size_t taken(const std::vector<const ggml_tensor *> & tensors, size_t n) {
-    size_t sum = 0;
-    for (const ggml_tensor * rows : tensors) {
-        sum += std::min(GGML_PAD(n*rows->nb[1], llama_edgekv_unit(rows)), rows->nb[2]);
-    }
-    return sum;
-}
-
 }  // namespace
 
 //
@@ -254,7 +245,7 @@ static size_t growth_of(const llama_kv_cache & kv, uint32_t stream, int n_cells)
         return 0;
     }
     const auto tensors = rows_that(llama_edgekv_grows, kv);
-    return taken(tensors, end) - taken(tensors, placed);
+    return llama_edgekv_taken(tensors, end) - llama_edgekv_taken(tensors, placed);
 }
 
 // Cells that come in each stream. Sequences of one cache have whole groups.

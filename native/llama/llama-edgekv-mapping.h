@@ -4,8 +4,10 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 //
 // exports of libllama, for libedgekv
@@ -31,6 +33,15 @@ inline size_t llama_edgekv_huge(size_t n) { return (n + LLAMA_EDGEKV_HUGE - 1)/L
 
 // The unit in which rows take memory and give it back, a power of two: a huge page; 64 KiB where a stream has fewer than eight, most used in part.
 inline size_t llama_edgekv_unit(const ggml_tensor * rows) { return rows->nb[2] < 8*LLAMA_EDGEKV_HUGE ? size_t{64} << 10 : LLAMA_EDGEKV_HUGE; }
+
+// The bytes that rows of a stream's first n cells take, in whole units.
+inline size_t llama_edgekv_taken(const std::vector<const ggml_tensor *> & tensors, size_t n) {
+    size_t sum = 0;
+    for (const ggml_tensor * rows : tensors) {
+        sum += std::min(GGML_PAD(n*rows->nb[1], llama_edgekv_unit(rows)), rows->nb[2]);
+    }
+    return sum;
+}
 
 // the bytes that rows take, so that those behind begin at a huge page, where that costs less than a hundredth
 size_t llama_edgekv_padded(const ggml_tensor * rows);

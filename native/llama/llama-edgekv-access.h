@@ -182,6 +182,12 @@ struct llama_edgekv_access {
         cells.edgekv_clock.labels[to] = cells.edgekv_clock.labels[from];
     }
 
+    // Takes all tokens out of a stream.
+    static void forget(llama_kv_cache & kv, uint32_t stream) {
+        kv.v_cells[stream].reset();
+        kv.v_heads[stream] = 0;
+    }
+
     static const llama_edgekv_sequences & sequences(const llama_kv_cells & cells, uint32_t i) { return cells.seq[i]; }
 
     static bool slides(const llama_kv_cache & kv) { return kv.swa_type != LLAMA_SWA_TYPE_NONE; }

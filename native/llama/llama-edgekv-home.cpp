@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -112,6 +113,7 @@ ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft)
 }
 
 void llama_edgekv_give_back(llama_kv_cache & kv) {
+    llama_edgekv_pin_used(kv);
     const bool copied = llama_edgekv_access::copies_wait(kv);  // a copy of a stream may need rows of removed tokens
     if (llama_edgekv_access::is_guest(kv) || copied || llama_edgekv_access::clock(llama_edgekv_access::cells(kv, 0)).refilled) {
         return;
@@ -259,23 +261,27 @@ static std::map<uint32_t, int> coming(const llama_kv_cache & kv, const int * seq
     return n_cells;
 }
 
+// the ends of streams in which cells come
+static llama_edgekv_ends ends_of(const llama_kv_cache & kv, const std::map<uint32_t, int> & n_cells) {
+    llama_edgekv_ends ends;
+    for (const auto & [stream, n] : n_cells) {
+        ends[stream] = llama_edgekv_access::cells(kv, stream).used_max_p1() + static_cast<uint32_t>(n);
+    }
+    return ends;
+}
+
 int64_t llama_edgekv_growth(const llama_context * lctx, const int * seq_ids, const int * n_tokens, int n) {
     int64_t sum = 0;
     for (const llama_kv_cache * kv : llama_edgekv_access::caches(lctx)) {
+        if (llama_edgekv_is_pinned(*kv)) {  // in parts of whatever streams are viewed together; and what tokens left stays
+            sum += static_cast<int64_t>(llama_edgekv_to_pin(*kv, ends_of(*kv, coming(*kv, seq_ids, n_tokens, n))));
+            continue;
+        }
         for (const auto & [stream, of_stream] : coming(*kv, seq_ids, n_tokens, n)) {
             sum += growth_of(*kv, stream, of_stream);
         }
     }
     return sum;
-}
-
-bool llama_edgekv_pin_tokens(const llama_context * lctx, const int * seq_ids, const int * n_tokens, int n) {
-    std::vector<int> of_batch(n_tokens, n_tokens + n);
-    for (int & one : of_batch) {
-        one = std::min(one, static_cast<int>(llama_n_batch(lctx)));
-    }
-    const auto * kv = llama_edgekv_access::cache(lctx);
-    return !kv || llama_edgekv_pin_coming(lctx, coming(*kv, seq_ids, of_batch.data(), n));
 }
 
 // Bytes that a program has left for everything else when a cache stops to grow: sketches, workspaces, answers. A server asks for twice as much
@@ -294,10 +300,80 @@ static thread_local bool t_refused = false;
 
 bool llama_edgekv_refused(void) { return t_refused; }
 
-bool llama_edgekv_admits(const llama_context * lctx, const llama_batch & batch) {
+void llama_edgekv_refuse(size_t n_tokens, size_t n_bytes) {
+    t_refused = true;
+    if (n_bytes > 0) {
+        LLAMA_LOG_ERROR("edgekv: K and V of %zu more tokens take %.1f MiB, and there is not so much memory\n", n_tokens, n_bytes/1048576.0);
+    } else {
+        LLAMA_LOG_ERROR("edgekv: the system refused to pin K and V of %zu more tokens in host memory, where the GPU reads them\n", n_tokens);
+    }
+}
+
+// Whether a batch goes on where its sequence lost the rows of earlier tokens.
+static bool goes_on_lost(const llama_kv_cache & kv, const llama_batch & batch) {
+    std::vector<bool> lost = llama_edgekv_pins_of(llama_edgekv_access::layers(kv)[0].k->buffer)->lost;
+    for (int i = 0; i < batch.n_tokens; ++i) {
+        const uint32_t stream = kv.get_stream(batch.seq_id[i][0]);
+        if (lost[stream] && batch.pos[i] > 0) {
+            return true;
+        }
+        lost[stream] = false;
+    }
+    return false;
+}
+
+bool llama_edgekv_reaches(const llama_kv_cache & kv, const std::vector<int32_t> & streams, const std::vector<std::vector<uint32_t>> & cells) {
+    if (!llama_edgekv_is_pinned(kv)) {
+        return true;
+    }
+    llama_edgekv_ends ends;
+    size_t n_tokens = 0;
+    for (size_t s = 0; s < streams.size(); ++s) {
+        const uint32_t stream = static_cast<uint32_t>(streams[s]);
+        ends[stream] = llama_edgekv_access::cells(kv, stream).used_max_p1();
+        for (const uint32_t i : cells[s]) {
+            ends[stream] = std::max(ends[stream], i + 1);
+        }
+        n_tokens += cells[s].size();
+    }
+    if (!llama_edgekv_pin_cells(kv, ends, n_tokens)) {
+        return false;
+    }
+    for (const int32_t stream : streams) {
+        llama_edgekv_pins_of(llama_edgekv_access::layers(kv)[0].k->buffer)->lost[static_cast<uint32_t>(stream)] = false;
+    }
+    return true;
+}
+
+bool llama_edgekv_pin_tokens(const llama_context * lctx, const int * seq_ids, const int * n_tokens, int n) {
+    const auto * kv = llama_edgekv_access::cache(lctx);
+    if (!kv || !llama_edgekv_is_pinned(*kv)) {
+        return true;
+    }
+    const auto n_cells = coming(*kv, seq_ids, n_tokens, n);
+    auto & lost = llama_edgekv_pins_of(llama_edgekv_access::layers(*kv)[0].k->buffer)->lost;
+    for (const auto & [stream, _] : n_cells) {
+        if (lost[stream]) {
+            lost[stream] = false;  // whoever is told so begins anew
+            return false;
+        }
+    }
+    return llama_edgekv_pin_cells(*kv, ends_of(*kv, n_cells), static_cast<size_t>(std::accumulate(n_tokens, n_tokens + n, int64_t{0})));
+}
+
+bool llama_edgekv_admits(llama_context * lctx, const llama_batch & batch) {
+    llama_kv_cache * kv = llama_edgekv_access::cache(lctx);
+    if (kv) {
+        llama_edgekv_pin_used(*kv);  // a whole state may have come
+    }
     t_refused = false;
     if (!active()) {
         return true;
+    }
+    if (kv && llama_edgekv_is_pinned(*kv) && goes_on_lost(*kv, batch)) {
+        LLAMA_LOG_ERROR("edgekv: a sequence lost its tokens, because their rows were not pinned: begin it anew\n");
+        t_refused = true;
+        return false;
     }
     std::map<llama_seq_id, int> n_of;
     for (int i = 0; i < batch.n_tokens; ++i) {
@@ -308,17 +384,10 @@ bool llama_edgekv_admits(const llama_context * lctx, const llama_batch & batch) 
         seq_ids.push_back(seq_id);
         n_tokens.push_back(n);
     }
-    const int     n      = static_cast<int>(seq_ids.size());
-    const int64_t sum    = llama_edgekv_growth(lctx, seq_ids.data(), n_tokens.data(), n);
-    const bool    memory = llama_edgekv_may_take(sum, false);
-    if (memory && llama_edgekv_pin_tokens(lctx, seq_ids.data(), n_tokens.data(), n)) {
+    const int64_t sum = llama_edgekv_growth(lctx, seq_ids.data(), n_tokens.data(), static_cast<int>(seq_ids.size()));
+    if (llama_edgekv_may_take(sum, false)) {
         return true;
     }
-    t_refused = true;
-    if (memory) {
-        LLAMA_LOG_ERROR("edgekv: the system refused to pin K and V of %d more tokens in host memory, where the GPU reads them\n", batch.n_tokens);
-    } else {
-        LLAMA_LOG_ERROR("edgekv: K and V of %d more tokens take %.1f MiB, and there is not so much memory\n", batch.n_tokens, sum/1048576.0);
-    }
+    llama_edgekv_refuse(static_cast<size_t>(batch.n_tokens), static_cast<size_t>(sum));
     return false;
 }

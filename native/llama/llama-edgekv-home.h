@@ -89,4 +89,8 @@ ggml_tensor * llama_edgekv_behind_shift(llama_context * lctx, int il, ggml_conte
 bool llama_edgekv_grows(const ggml_tensor * rows);
 
 // Whether there is memory for a batch's rows; the log says if not. No cell has been placed yet.
-bool llama_edgekv_admits(const llama_context * lctx, const llama_batch & batch);
+bool llama_edgekv_admits(llama_context * lctx, const llama_batch & batch);
+// Whether a device may read the cells that find_slot() found in some streams, and all that are viewed with them: they are pinned here. The log says if not.
+bool llama_edgekv_reaches(const llama_kv_cache & kv, const std::vector<int32_t> & streams, const std::vector<std::vector<uint32_t>> & cells);
+// The newest call failed for want of memory for K and V of so many tokens, or because the system refused to pin them (n_bytes 0). The log says so.
+void llama_edgekv_refuse(size_t n_tokens, size_t n_bytes);

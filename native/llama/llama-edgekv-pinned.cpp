@@ -1,8 +1,11 @@
-// Which rows are pinned, and when. A graph views each stream of its ubatch up to the same cell, a multiple of 256, and a device may touch all of them; a
-// policy moves pages of every stream. So before a batch is placed, and again when a ubatch is, all of these are pinned.
+// Which rows are pinned, and when. A graph views each stream of its ubatch up to the same cell, a multiple of 256, kernels copy whole pages, and a policy moves
+// pages of every stream. So rows are pinned where cells get tokens: in find_slot(), where a stream was copied, where a state was loaded.
 #include "llama-edgekv-pinned.h"
 #include "llama-edgekv-access.h"
+#include "llama-edgekv-home.h"
 #include "llama-edgekv-mapping.h"
+
+#include "llama-impl.h"
 
 #include "ggml/ggml-edgekv-pieces.h"
 
@@ -47,10 +50,9 @@ std::vector<const ggml_tensor *> rows_of(const llama_kv_cache & kv) {
 }
 
 // the context's plain cache, if its rows are pinned as tokens come; else null
-const llama_kv_cache * pinned_cache(const llama_context * lctx) {
-    const llama_kv_cache * kv = llama_edgekv_access::cache(lctx);
-    return kv && !llama_edgekv_access::is_guest(*kv) && !llama_edgekv_access::layers(*kv).empty() &&
-           llama_edgekv_is_pinned(llama_edgekv_access::layers(*kv)[0].k) ? kv : nullptr;
+llama_kv_cache * pinned_cache(const llama_context * lctx) {
+    llama_kv_cache * kv = llama_edgekv_access::cache(lctx);
+    return kv && llama_edgekv_is_pinned(*kv) ? kv : nullptr;
 }
 
 // cells of a part
@@ -65,47 +67,52 @@ uint32_t part_of(const std::vector<const ggml_tensor *> & tensors, const llama_e
 
 ggml_backend_buffer_t buffer_of(const llama_kv_cache & kv) { return llama_edgekv_access::layers(kv)[0].k->buffer; }  // one mapping has all layers
 
-// Pins each stream's first cells, so many or more.
-bool pin_first(const llama_kv_cache & kv, const std::vector<uint32_t> & n_cells) {
-    llama_edgekv_pinned * pinned = llama_edgekv_pins_of(buffer_of(kv));
-    std::vector<const ggml_tensor *> tensors;
-    for (uint32_t s = 0; s < n_cells.size(); ++s) {
-        if (n_cells[s] <= pinned->cells[s]) {
-            continue;
+uint32_t round_up(uint32_t n, uint32_t unit) { return (n + unit - 1)/unit*unit; }
+
+// Cells of a stream that are not pinned.
+struct rest {
+    uint32_t stream, first, end;
+};
+
+std::vector<rest> rests_of(const llama_kv_cache & kv, const std::vector<const ggml_tensor *> & tensors, const llama_edgekv_ends & ends) {
+    const llama_edgekv_pinned & pinned = *llama_edgekv_pins_of(buffer_of(kv));
+    const uint32_t part = part_of(tensors, pinned.how, kv.get_size());
+    uint32_t most = 1;
+    for (const auto & [stream, end] : ends) {
+        most = std::max(most, end);
+    }
+    const uint32_t pages = round_up(round_up(most, kView), std::max(pinned.how.page_tokens, 1u));
+    const uint32_t end   = std::min(round_up(pages, part), kv.get_size());
+    std::vector<rest> found;
+    for (const auto & [stream, _] : ends) {
+        if (end > pinned.cells[stream]) {
+            found.push_back({ stream, pinned.cells[stream], end });
         }
-        if (tensors.empty()) {
-            tensors = rows_of(kv);
-        }
-        const uint32_t first = pinned->cells[s], part = part_of(tensors, pinned->how, kv.get_size());
-        const uint32_t end   = std::min((n_cells[s] + part - 1)/part*part, kv.get_size());
+    }
+    return found;
+}
+
+// false: something was refused
+bool pin_rests(const llama_kv_cache & kv, const std::vector<const ggml_tensor *> & tensors, const std::vector<rest> & rests) {
+    llama_edgekv_pinned & pinned = *llama_edgekv_pins_of(buffer_of(kv));
+    for (const auto & [s, first, end] : rests) {
         for (const ggml_tensor * rows : tensors) {
             const uintptr_t stream = reinterpret_cast<uintptr_t>(rows->data) + s*rows->nb[2];
-            if (!pinned->pin(stream + first*rows->nb[1], stream + end*rows->nb[1], buffer_of(kv))) {
+            if (!pinned.pin(stream + first*rows->nb[1], stream + end*rows->nb[1], buffer_of(kv))) {
                 return false;
             }
         }
-        pinned->cells[s] = end;
+        pinned.cells[s] = end;
     }
     return true;
 }
 
-std::vector<uint32_t> used(const llama_kv_cache & kv) {
-    std::vector<uint32_t> n(llama_edgekv_access::n_streams(kv));
-    for (uint32_t s = 0; s < n.size(); ++s) {
-        n[s] = llama_edgekv_access::cells(kv, s).used_max_p1();
+size_t bytes_of(const std::vector<const ggml_tensor *> & tensors, const std::vector<rest> & rests) {
+    size_t sum = 0;
+    for (const auto & [stream, first, end] : rests) {
+        sum += llama_edgekv_taken(tensors, end) - llama_edgekv_taken(tensors, first);
     }
-    return n;
-}
-
-// The streams of a graph are viewed up to the same cell.
-void view_together(std::vector<uint32_t> & n_cells, const std::vector<bool> & together) {
-    uint32_t most = 0;
-    for (size_t s = 0; s < n_cells.size(); ++s) {
-        most = std::max(most, together[s] ? std::max(n_cells[s], 1u) : 0);
-    }
-    for (size_t s = 0; s < n_cells.size(); ++s) {
-        n_cells[s] = GGML_PAD(together[s] ? most : n_cells[s], kView);
-    }
+    return sum;
 }
 
 }  // namespace
@@ -141,6 +148,7 @@ void llama_edgekv_pinned::unpin() {
     }
     parts.clear();
     cells.clear();
+    lost.clear();
     how = {};
 }
 
@@ -149,33 +157,48 @@ bool llama_edgekv_is_pinned(const ggml_tensor * rows) {
     return pinned && pinned->on();
 }
 
-bool llama_edgekv_pin_coming(const llama_context * lctx, const std::map<uint32_t, int> & n_more) {
-    const llama_kv_cache * kv = pinned_cache(lctx);
-    if (!kv) {
-        return true;
-    }
-    std::vector<uint32_t> n_cells = used(*kv);
-    std::vector<bool> together(n_cells.size());
-    for (const auto & [stream, n] : n_more) {
-        together[stream] = true;
-        n_cells[stream] += static_cast<uint32_t>(n);
-    }
-    view_together(n_cells, together);
-    return pin_first(*kv, n_cells);
+bool llama_edgekv_is_pinned(const llama_kv_cache & kv) {
+    const auto & layers = llama_edgekv_access::layers(kv);
+    return !llama_edgekv_access::is_guest(kv) && !layers.empty() && llama_edgekv_is_pinned(layers[0].k);
 }
 
-bool llama_edgekv_pin_placed(const llama_context * lctx, const llama_ubatch & ubatch) {
-    const llama_kv_cache * kv = pinned_cache(lctx);
-    if (!kv) {
-        return true;
+size_t llama_edgekv_to_pin(const llama_kv_cache & kv, const llama_edgekv_ends & ends) {
+    const auto tensors = rows_of(kv);
+    return bytes_of(tensors, rests_of(kv, tensors, ends));
+}
+
+bool llama_edgekv_pin_cells(const llama_kv_cache & kv, const llama_edgekv_ends & ends, size_t n_tokens) {
+    const auto tensors = rows_of(kv);
+    const auto rests   = rests_of(kv, tensors, ends);
+    const size_t sum   = bytes_of(tensors, rests);
+    if (!llama_edgekv_may_take(static_cast<int64_t>(sum), false)) {
+        llama_edgekv_refuse(n_tokens, sum);
+        return false;
     }
-    std::vector<uint32_t> n_cells = used(*kv);
-    std::vector<bool> together(n_cells.size());
-    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-        together[kv->get_stream(ubatch.seq_id[i][0])] = true;
+    if (!pin_rests(kv, tensors, rests)) {
+        llama_edgekv_refuse(n_tokens, 0);
+        return false;
     }
-    view_together(n_cells, together);
-    return pin_first(*kv, n_cells);
+    return true;
+}
+
+void llama_edgekv_pin_used(llama_kv_cache & kv) {
+    if (!llama_edgekv_is_pinned(kv)) {
+        return;
+    }
+    llama_edgekv_pinned & pinned = *llama_edgekv_pins_of(buffer_of(kv));
+    for (uint32_t s = 0; s < pinned.cells.size(); ++s) {
+        const llama_kv_cells & cells = llama_edgekv_access::cells(kv, s);
+        const uint32_t end = cells.used_max_p1();
+        if (end == 0) {
+            continue;
+        }
+        pinned.lost[s] = end > pinned.cells[s] && !llama_edgekv_pin_cells(kv, { { s, end } }, cells.get_used());
+        if (pinned.lost[s]) {
+            LLAMA_LOG_ERROR("edgekv: stream %u loses its %u tokens\n", s, cells.get_used());
+            llama_edgekv_access::forget(kv, s);
+        }
+    }
 }
 
 //
@@ -193,19 +216,26 @@ static void in_children(ggml_backend_buffer_t buffer, bool kept) {
 
 bool llama_edgekv_pin_rows(llama_context * lctx, const llama_edgekv_pinner & pinner) {
     const llama_kv_cache & kv = *llama_edgekv_access::cache(lctx);
-    auto * pinned = llama_edgekv_pins_of(buffer_of(kv));
+    auto * pinned = llama_edgekv_access::is_guest(kv) ? nullptr : llama_edgekv_pins_of(buffer_of(kv));
     if (!pinned) {
         return true;
     }
+    const uint32_t n_streams = llama_edgekv_access::n_streams(kv);
     pinned->how = pinner;
-    pinned->cells.assign(llama_edgekv_access::n_streams(kv), 0);
+    pinned->cells.assign(n_streams, 0);
+    pinned->lost.assign(n_streams, false);
     edgekv_set_pieces(piece_of);
     in_children(buffer_of(kv), false);
-    if (pin_first(kv, { 1 })) {
-        return true;
+    const auto tensors = rows_of(kv);
+    bool all = true;
+    for (uint32_t s = 0; s < n_streams; ++s) {
+        const uint32_t end = std::max(llama_edgekv_access::cells(kv, s).used_max_p1(), s == 0 ? 1u : 0u);
+        all = all && (end == 0 || pin_rests(kv, tensors, rests_of(kv, tensors, { { s, end } })));
     }
-    llama_edgekv_unpin_rows(lctx);
-    return false;
+    if (!all) {
+        llama_edgekv_unpin_rows(lctx);
+    }
+    return all;
 }
 
 void llama_edgekv_unpin_rows(llama_context * lctx) {
@@ -216,3 +246,8 @@ void llama_edgekv_unpin_rows(llama_context * lctx) {
 }
 
 bool llama_edgekv_pins_rows(const llama_context * lctx) { return pinned_cache(lctx) != nullptr; }
+
+bool llama_edgekv_is_reached(const llama_context * lctx, uint32_t stream, uint32_t end) {
+    const llama_kv_cache * kv = pinned_cache(lctx);
+    return !kv || end <= llama_edgekv_pins_of(buffer_of(*kv))->cells[stream];
+}

@@ -11,7 +11,7 @@
 #include <map>
 #include <vector>
 
-struct llama_ubatch;
+class llama_kv_cache;
 
 //
 // exports of libllama, for libedgekv
@@ -20,6 +20,7 @@ struct llama_ubatch;
 // How host memory is pinned: whole pages of the system, of `home`.
 struct llama_edgekv_pinner {
     size_t part_bytes;  // that are pinned at a time, of all layers together; less where the cache is small
+    uint32_t page_tokens;  // cells that kernels read together
     bool (*pin)(void * user, char * p, size_t n_bytes, char * home, size_t home_bytes);
     void (*unpin)(void * user, char * p);
     void * user;
@@ -30,7 +31,9 @@ struct llama_edgekv_pinner {
 LLAMA_API bool llama_edgekv_pin_rows(llama_context * lctx, const llama_edgekv_pinner & pinner);
 LLAMA_API void llama_edgekv_unpin_rows(llama_context * lctx);  // no device works with them. Nothing happens where none are pinned
 LLAMA_API bool llama_edgekv_pins_rows(const llama_context * lctx);  // so emptied cells give no memory back
-// Pins rows for tokens that come in n sequences, of each at most those of a batch. true also where nothing is pinned so. false: the system refused.
+LLAMA_API bool llama_edgekv_is_reached(const llama_context * lctx, uint32_t stream, uint32_t end);  // whether a device may read a stream's first cells
+// Pins rows for tokens that come in n sequences. true also where nothing is pinned so. false: there is no memory, the system refused, or the sequence lost its
+// rows; the log says which.
 LLAMA_API bool llama_edgekv_pin_tokens(const llama_context * lctx, const int * seq_ids, const int * n_tokens, int n);
 
 //
@@ -42,6 +45,7 @@ class llama_edgekv_pinned {
 public:
     llama_edgekv_pinner how = {};
     std::vector<uint32_t> cells;  // of each stream, from the first on
+    std::vector<bool> lost;  // the stream had tokens whose rows were not pinned
 
     bool on() const { return how.pin != nullptr; }
     // Pins what is not pinned of these bytes of a buffer, in whole pages. false: something was refused, and what came before it stays.
@@ -76,8 +80,14 @@ private:
 
 llama_edgekv_pinned * llama_edgekv_pins_of(ggml_backend_buffer_t buffer);  // null: it is no growing memory
 bool llama_edgekv_is_pinned(const ggml_tensor * rows);  // as tokens come
+bool llama_edgekv_is_pinned(const llama_kv_cache & kv);
 
-// Pins the rows of all cells with tokens, and of the cells that come in some streams. true also where nothing is pinned so. false: the system refused.
-bool llama_edgekv_pin_coming(const llama_context * lctx, const std::map<uint32_t, int> & n_cells);
-// The same for a ubatch that is placed: each of its streams up to the cells that its graph views.
-bool llama_edgekv_pin_placed(const llama_context * lctx, const llama_ubatch & ubatch);
+// The cells of streams that a graph views together, by stream: the end of those with tokens.
+using llama_edgekv_ends = std::map<uint32_t, uint32_t>;
+// The bytes that rows take if these are pinned, beyond what is. The cache is pinned.
+size_t llama_edgekv_to_pin(const llama_kv_cache & kv, const llama_edgekv_ends & ends);
+// Pins them, if there is memory. false: the log says why not, and llama_edgekv_refused() holds.
+bool llama_edgekv_pin_cells(const llama_kv_cache & kv, const llama_edgekv_ends & ends, size_t n_tokens);
+// Pins rows of tokens that came otherwise than by find_slot(): copies of streams, whole states. A stream whose rows are not pinned loses its tokens: it could
+// not be read, and policies move pages of all streams.
+void llama_edgekv_pin_used(llama_kv_cache & kv);

@@ -204,7 +204,7 @@ void llama_edgekv_own(llama_kv_cache & kv, int seq_id, int p0, int p1) {
     std::sort(from.begin(), from.end(), [&](uint32_t a, uint32_t b) { return cells.pos_get(a) < cells.pos_get(b); });
     llama_edgekv_sequences mine;
     mine.set(seq_id);
-    if (placing(kv).place(mine, from.size(), to)) {
+    if (placing(kv).place(mine, from.size(), to) && llama_edgekv_reaches(kv, { 0 }, { to })) {
         for (const auto & layer : llama_edgekv_access::layers(kv)) {
             copy_rows(layer.k, from, to);
             copy_rows(layer.v, from, to);

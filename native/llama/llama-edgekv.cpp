@@ -1,6 +1,5 @@
 // The hook table, and its calls around contexts, ubatches and graph building.
 #include "llama-edgekv-access.h"
-#include "llama-edgekv-pinned.h"
 
 #include "llama-graph.h"
 #include "llama-impl.h"
@@ -45,8 +44,7 @@ void llama_edgekv_context_freed(llama_context * lctx) {
     }
 }
 
-llama_edgekv_ubatch::llama_edgekv_ubatch(llama_context * lctx, const llama_ubatch & ubatch) :
-    lctx(lctx), outer(t_current), pinned(llama_edgekv_pin_placed(lctx, ubatch)) {
+llama_edgekv_ubatch::llama_edgekv_ubatch(llama_context * lctx, const llama_ubatch & ubatch) : lctx(lctx), outer(t_current) {
     t_current = lctx;
     ++t_graph;
 
@@ -67,9 +65,6 @@ llama_edgekv_ubatch::~llama_edgekv_ubatch() {
 bool llama_edgekv_ubatch::failed() const {
     const auto * hooks    = llama_edgekv_get_hooks();
     const char * sentence = hooks ? hooks->ubatch_failure(lctx) : nullptr;
-    if (!pinned) {
-        sentence = "the system refused to pin K and V in host memory, where the GPU reads them";
-    }
     if (sentence) {
         LLAMA_LOG_ERROR("edgekv: %s\n", sentence);
     }

@@ -388,6 +388,6 @@ public:
 private:
     llama_context * lctx;
     llama_context * outer;
-    bool pinned, ok = false;
+    bool ok = false;
 };
 #endif

@@ -3,8 +3,10 @@
     pinned_process.py BACKEND EMULATOR SCENARIO.json OUT.npz
 
 The scenario names model, options, n_ctx, n_seq, unified, and the steps: ["read", [[sequence, first position, tokens], ...]], ["limit", bytes more that the
-system pins, or null], ["clear"], ["copy", from, to], ["fork", first position, [sequences of a token, ...]], ["again", sequence] (saved and loaded). After each
-of them OUT has the bytes that are pinned, and what was read."""
+system pins, or null], ["clear"], ["copy", from, to], ["fork", first position, [sequences of a token, ...]], ["again", sequence] (saved and loaded),
+["load", from, to] (which may be refused),
+["keep", path], ["whole", path] (all sequences), ["remove", sequence, first position, end], ["free", bytes of memory beside what the process keeps back, or
+null]. After each of them OUT has the bytes that are pinned, and what was read."""
 
 import ctypes
 import json
@@ -19,6 +21,8 @@ import numpy as np
 
 SCRIPT = Path(__file__).resolve()
 ALL_MEMORY = 2**63
+KEPT_BACK = 32 << 20
+"""Bytes of free memory that K and V do not take (kBesides)."""
 
 
 class Pinned(NamedTuple):
@@ -26,7 +30,7 @@ class Pinned(NamedTuple):
 
     bytes: list[int]
     logits: list[np.ndarray]
-    """Of each "read", float32 [token, n_vocab]; empty where it was refused for want of memory."""
+    """Of each "read", float32 [token, n_vocab], of each "fork", [token, 0], of each "load", [1, 0]; empty where it was refused for want of memory."""
     log: str
 
 
@@ -55,18 +59,47 @@ class _Run:
         return self._pinned(True)
 
     def read(self, parts: list[list[int]]) -> None:
-        from edgekv._native import core
-
         tokens = [(260 + (7 * position + sequence) % 90, position, sequence) for sequence, first, n in parts for position in range(first, first + n)]
         try:
             self.logits.append(self.context.decode(*zip(*tokens)))
         except AssertionError as error:
-            if str(error) != "llama_decode returned 1" or not core.refused():
+            if str(error) != "llama_decode returned 1" or not self._refused():
                 raise
             self.logits.append(np.empty((0, 0), np.float32))
 
+    @staticmethod
+    def _refused() -> bool:
+        from edgekv._native import core
+
+        return core.refused()
+
     def limit(self, more: int | None) -> None:
         self._has(8 << 30, 0, False, ALL_MEMORY if more is None else self._pinned(False) + more)
+
+    def free(self, more: int | None) -> None:
+        from edgekv._native import core
+
+        core.set_free_bytes(lambda: 1 << 40 if more is None else KEPT_BACK + more)
+
+    def remove(self, sequence: int, first: int, end: int) -> None:
+        import llama_cpp
+
+        assert llama_cpp.llama_memory_seq_rm(self.context.memory, sequence, first, end)
+
+    def load(self, source: int, to: int) -> None:
+        try:
+            self.context.load(self.context.save(source), to)
+            self.logits.append(np.empty((1, 0), np.float32))
+        except AssertionError as error:
+            if str(error) != f"sequence {to} does not load":
+                raise
+            self.logits.append(np.empty((0, 0), np.float32))
+
+    def keep(self, path: str) -> None:
+        Path(path).write_bytes(self.context.save())
+
+    def whole(self, path: str) -> None:
+        self.context.load(Path(path).read_bytes())
 
     def clear(self) -> None:
         import llama_cpp
@@ -87,7 +120,9 @@ class _Run:
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 260 + i, first + i, len(sequences), 1
             for j, sequence in enumerate(sequences):
                 batch.seq_id[i][j] = sequence
-        assert llama_cpp.llama_decode(self.context.ctx, batch) == 0
+        found = llama_cpp.llama_decode(self.context.ctx, batch)
+        assert found == 0 or found == 1 and self._refused(), f"llama_decode returned {found}"
+        self.logits.append(np.empty((0 if found else len(of), 0), np.float32))
         llama_cpp.llama_batch_free(batch)
 
     def again(self, sequence: int) -> None:

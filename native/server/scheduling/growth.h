@@ -23,7 +23,7 @@ int coming_tokens(const Slot & slot) {
 }
 
 // The slots at work that find no memory for them. Conversations of idle slots go first, the one that was used least recently before others. What is pinned
-// for a GPU gives no memory back, so they stay there, and the system may refuse to pin more.
+// for a GPU gives no memory back, so they stay there. A slot's whole prompt is pinned before its first batch: a batch that is refused ends all answers.
 template <typename Slots>
 auto cannot_grow(Slots & slots, const llama_context * lctx) {
     using slot = typename Slots::value_type;

@@ -2,8 +2,11 @@
 #include "api/guard.h"
 #include "context/context.h"
 
+#include "llama-edgekv-pinned.h"
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -134,6 +137,15 @@ edgekv_status for_each_move(const edgekv_context * ctx, const edgekv_move * move
 }  // namespace
 
 edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    EDGEKV_TRY(check_moves(ctx, moves, n, true));
+    const PageShape & shape = ctx->shape;
+    for (int i = 0; i < n; ++i) {  // a kernel that reads what is not pinned ends the process, and NumPy reads it
+        const auto [stream, page] = std::div(moves[i].page, shape.pages_per_stream);
+        const int end = std::min((page + 1) * shape.page_tokens, shape.n_cells);
+        if (!llama_edgekv_is_reached(ctx->lctx, static_cast<uint32_t>(stream), static_cast<uint32_t>(end))) {
+            return fail(EDGEKV_NOT_PINNED, "page " + std::to_string(moves[i].page) + " has rows that the device cannot read");
+        }
+    }
     return for_each_move(ctx, moves, n, true, [&](int i) { ctx->pages.table.copied(moves[i], ctx->pages.cells); });
 }
 

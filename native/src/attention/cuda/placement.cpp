@@ -105,7 +105,7 @@ Failure DevicePlane::pin_home() {
     };
     const auto reached = [this](const Layer * layer) { return library->is_pinned(layer->llama.k->data) && library->is_pinned(layer->llama.v->data); };
     if (!on_backend ||
-        (llama_edgekv_pin_rows(ctx.lctx, { kPartBytes, pin, unpin, this }) && std::all_of(ctx.hooked.begin(), ctx.hooked.end(), reached))) {
+        (llama_edgekv_pin_rows(ctx.lctx, { kPartBytes, static_cast<uint32_t>(ctx.shape.page_tokens), pin, unpin, this }) && std::all_of(ctx.hooked.begin(), ctx.hooked.end(), reached))) {
         return {};
     }
     return { EDGEKV_NOT_PINNED, "the system refused to pin the KV cache in host memory, and the GPU can only read pinned memory (ask for a "

@@ -61,6 +61,14 @@ template <typename Call> auto call_back(Call call) {
     return outside([&] { return call(current_callbacks()); });
 }
 
+// Ends what is attached to a context. Others go on meanwhile: to let go of all that is pinned takes long.
+void end_context(const llama_context * lctx) {
+    auto & lib = library();
+    std::unique_lock<std::mutex> lock(lib.mutex);
+    const auto found = lib.contexts.extract(lctx);
+    lock.unlock();
+}
+
 // ---- hooks: called by libllama -----------------------------------------------------------------------------------------------
 
 void on_created(llama_context * lctx) {
@@ -366,8 +374,7 @@ edgekv_status edgekv_attach(llama_context * lctx, const edgekv_params * params, 
             return EDGEKV_OK;
         });
         if (placed != EDGEKV_OK) {
-            std::lock_guard<std::mutex> lock(lib.mutex);
-            lib.contexts.erase(lctx);
+            end_context(lctx);
             return placed;
         }
     }
@@ -384,9 +391,7 @@ void edgekv_detach(edgekv_context * ctx) {
 
     llama_edgekv_invalidate_graph(ctx->lctx);
 
-    auto & lib = library();
-    std::lock_guard<std::mutex> lock(lib.mutex);
-    lib.contexts.erase(ctx->lctx);
+    end_context(ctx->lctx);
 }
 
 edgekv_context * edgekv_find(const llama_context * lctx) { return find(lctx); }

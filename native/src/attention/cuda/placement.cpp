@@ -108,8 +108,10 @@ Failure DevicePlane::pin_home() {
         (llama_edgekv_pin_rows(ctx.lctx, { kPartBytes, static_cast<uint32_t>(ctx.shape.page_tokens), pin, unpin, this }) && std::all_of(ctx.hooked.begin(), ctx.hooked.end(), reached))) {
         return {};
     }
-    return { EDGEKV_NOT_PINNED, "the system refused to pin the KV cache in host memory, and the GPU can only read pinned memory (ask for a "
-                                "smaller context, free memory, raise the limit on locked memory with ulimit -l, or unset GGML_CUDA_NO_PINNED)" };
+    const bool grows = pins_later(ctx.params.placement.kind, ctx.hooked.front()->llama.device);
+    return { EDGEKV_NOT_PINNED, std::string("the system refused to pin the KV cache in host memory, and the GPU can only read pinned memory (ask for a "
+                                            "smaller context, free memory, raise the limit on locked memory with ulimit -l") +
+                                (grows ? ")" : ", or unset GGML_CUDA_NO_PINNED)") };
 }
 
 // Sized for the widest layer's pieces.

@@ -40,6 +40,9 @@ DRAFT_TOKENS = 16
 DEFAULT_TOKENS = 32768
 """Most tokens of an automatic context: all of its K and V are pinned in host memory, which other programs cannot have; at the start that takes seconds."""
 
+PART_BYTES, PART_TOKENS = 64 << 20, 256
+"""K and V that are pinned at a time where a driver pins as tokens come: most bytes, if that is at most an eighth of the context, and least tokens."""
+
 LEAST_HOT_TOKENS = 768
 """Least tokens in the arena of an automatic context: about as many as a head reads."""
 
@@ -106,6 +109,16 @@ class DevicePlan(DeviceBytes, frozen=True):
         if not self.n_heads:
             return 0
         return min(self.n_ctx * self.n_sequences, self.arena // (self.slot_bytes * self.n_heads) * self.page_tokens)
+
+
+def tokens_at_start(n_cells: int, token_bytes: int, kv: KvOptions, n_ubatch: int) -> int:
+    """Tokens of `n_cells` whose K and V are pinned when a context opens, where a driver pins as tokens come. With an automatic budget it reads a ubatch and a
+    token more, to see what memory is left."""
+    part = max(min(PART_BYTES // token_bytes, n_cells // 8) // PART_TOKENS * PART_TOKENS, PART_TOKENS)
+    n = 1 if kv.placement.kv_vram is not None or kv.mode is KvMode.OFF else min(n_ubatch, n_cells - 1) + 1
+    for unit in (PART_TOKENS, kv.cache.page_size, part):
+        n = -(-n // unit) * unit
+    return min(n, n_cells)
 
 
 def margin_bytes(total: int, has_display: bool = False) -> int:

@@ -144,14 +144,21 @@ def users(request: ContextRequest, kv: KvOptions, n_tokens: int = USER_TOKENS) -
 
 
 def _growth(request: ContextRequest, n_ctx: int, kv: KvOptions) -> tuple[int, int]:
-    """Bytes of host memory at the start, and for each token then. What a GPU's driver pins at once is taken at the start, and so is what does not follow
-    the tokens."""
+    """Bytes of host memory at the start, and for each token then. What a GPU's driver pins at once is taken at the start, and so are the first tokens'
+    K and V on others, and what does not follow the tokens."""
     whole = request.needed(n_ctx, kv)
     if request.room is not None and not request.room.pins_later:
         return whole, 0
     n_tokens = request.slots.n * kept(n_ctx, kv)
     follow = sum(part.bytes for part in request.parts(n_ctx, kv) if part.name in ("KV home", "sketches", "tables") and part.place == HOST)
-    return whole - follow, -(-follow // n_tokens)
+    each = -(-follow // n_tokens)
+    if request.room is None or not each:
+        return whole - follow, each
+    from edgekv.planning.device_fit import device_plan, tokens_at_start
+
+    plan = device_plan(request.shape, n_ctx, kv, request.room, request.slots.n)
+    first = tokens_at_start(rounded(request.slots.caches[1] * n_ctx), each, kv, plan.n_ubatch)
+    return whole - follow + min(first * each, follow), each
 
 
 def _context(request: ContextRequest) -> tuple[ContextChoice, str | None]:

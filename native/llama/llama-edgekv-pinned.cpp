@@ -57,11 +57,11 @@ llama_kv_cache * pinned_cache(const llama_context * lctx) {
 
 // cells of a part
 uint32_t part_of(const std::vector<const ggml_tensor *> & tensors, const llama_edgekv_pinner & how, uint32_t n_cells) {
-    size_t of_cell = 1;
+    size_t of_cell = 0;
     for (const ggml_tensor * rows : tensors) {
         of_cell += rows->nb[1];
     }
-    const size_t most = std::min<size_t>(how.part_bytes/of_cell, n_cells/kParts)/kView*kView;
+    const size_t most = std::min<size_t>(how.part_bytes/std::max<size_t>(of_cell, 1), n_cells/kParts)/kView*kView;
     return static_cast<uint32_t>(std::max<size_t>(most, kView));
 }
 

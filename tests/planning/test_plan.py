@@ -166,10 +166,13 @@ def test_on_a_gpu_the_keys_of_what_rolls_on_cross_the_link_twice(header):
 
 
 def test_on_a_gpu_rows_take_memory_as_tokens_come_where_its_driver_allows_it(header):
-    """1,024 tokens of 32 layers, 8 heads and 128 channels in f16 have 128 MiB."""
+    """4,096 tokens of 32 layers, 8 heads and 128 channels in f16 have 512 MiB, and 512 tokens are pinned at a time: an eighth, and 64 MiB. A start with an
+    automatic budget reads a ubatch of 2,048 tokens and one more."""
     model, room = header("llama-3-8b", "q4_0"), DeviceRoom("a GPU", 24 << 30, 24 << 30)
-    whole, grows = (make_plan(request(model, KvOptions(mode="sparse"), 1024, room=replace(room, pins_later=later)), None) for later in (False, True))
-    assert whole.token_bytes == 0 and (whole.start_bytes - grows.start_bytes, grows.token_bytes) == (128 << 20, 128 << 10)
+    for asked, at_start in ((1 << 30, 512), (None, 2560)):
+        kv = KvOptions(mode="sparse", kv_vram=asked)
+        whole, grows = (make_plan(request(model, kv, 4096, room=replace(room, pins_later=later)), None) for later in (False, True))
+        assert whole.token_bytes == 0 and (whole.start_bytes - grows.start_bytes, grows.token_bytes) == (4096 - at_start << 17, 1 << 17)
     assert [next(part.note for part in plan.parts if part.name == "KV home") for plan in (whole, grows)] == [
         "K and V of all tokens, pinned", "K and V of all tokens, pinned as they come"]
 

@@ -10,7 +10,9 @@ from support.backend_process import Scenario, on_the_backend
 from support.pinned_process import Pinned, decode
 from support.planes import ALL, SAMPLED
 
+from edgekv.config import KvOptions
 from edgekv.models import geometry
+from edgekv.planning.device_fit import tokens_at_start
 
 pytestmark = pytest.mark.usefixtures("single_precision")
 
@@ -163,3 +165,11 @@ def test_cells_that_a_batch_was_not_thought_to_take_are_refused_too(decoded):
     whole = decoded(steps=[*steps, ["read", [[0, 129, 1]]]], options=EXACT | ASKED, n_seq=4, unified=True)
     assert [len(found) for found in seen.logits] == [129, 0, 1]
     np.testing.assert_array_equal(seen.logits[2], whole.logits[1])
+
+
+@pytest.mark.parametrize("options", [EXACT | ASKED, EXACT, SAMPLED | {"page_size": 96}, EXACT | ASKED | {"page_size": 512}], ids=["asked", "auto", "96", "512"])
+def test_a_start_pins_what_a_plan_says(decoded, synthetic, options: dict):
+    """With an automatic budget a ubatch of 512 tokens, and one more."""
+    token_bytes = part_bytes(synthetic) // PART
+    said = tokens_at_start(2048, token_bytes, KvOptions(**options), 512)
+    assert decoded(steps=[], options=options).bytes == [said * token_bytes, 0]

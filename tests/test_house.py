@@ -39,7 +39,7 @@ BUDGETS = {
     "findings": 1_524,
     "models": 2_285,
     "native": 611,
-    "native/cuda": 7_185,
+    "native/cuda": 7_201,
     "native/emulator": 2_786,
     "native/include": 1_346,
     "native/llama": 6_053,

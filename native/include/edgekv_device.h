@@ -79,7 +79,7 @@ typedef struct {
 /* Takes some seconds. host_bytes: how much host memory may be pinned meanwhile, so that pages and rows lie as far apart as in a home. */
 EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, size_t host_bytes, edgekv_rates * out);
 
-/* Milliseconds. */
+/* Milliseconds, for what is pinned in 64 pieces, as K and V of 32 layers are. */
 typedef struct {
     bool works;        /* kernels may use the host's addresses of memory that was pinned later */
     bool crosses;      /* a copy may go from what was pinned by one call into what another one pinned beside it */

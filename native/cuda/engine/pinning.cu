@@ -7,6 +7,7 @@
 #include <memory>
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "cuda/gpu.h"
 
@@ -21,9 +22,13 @@ double ms_of(const std::function<bool()> & call, bool & ok) {
     return std::max(std::chrono::duration<double, std::milli>(Clock::now() - begin).count(), 1e-6);
 }
 
-// Two parts of host memory that nobody has touched, and as much of the card's as one takes.
+constexpr size_t kPieces = 64;  // in which a part is pinned: K and V of 32 layers
+
+// Two parts of host memory that nobody has touched, and as much of the card's as one takes. The second is pinned in pieces.
 struct Parts {
     explicit Parts(size_t n) : n(n) {
+        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        piece = std::max(n/kPieces/page*page, page);
         void * p = mmap(nullptr, 2*n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         home = p == MAP_FAILED ? nullptr : static_cast<char *>(p);
         made = home && alloc(&local, n) && stream_create(&stream);
@@ -45,20 +50,31 @@ struct Parts {
     Parts & operator=(const Parts &) = delete;
 
     char * part(bool second) const { return home + (second ? n : 0); }
-    bool take(bool second) { return pinned[second] = pin(part(second), n, home, 2*n); }
-    bool let_go(bool second) {
-        if (pinned[second]) {
-            unpin(part(second));
+    bool take(bool second) {
+        size_t & end = pinned[second];
+        while (end < n) {
+            const size_t more = second ? std::min(piece, n - end) : n;
+            if (!pin(part(second) + end, more, home, 2*n)) {
+                return false;
+            }
+            end += more;
         }
-        pinned[second] = false;
+        return true;
+    }
+    bool let_go(bool second) {
+        for (size_t first = 0; first < pinned[second]; first += second ? piece : n) {
+            unpin(part(second) + first);
+        }
+        pinned[second] = 0;
         return true;
     }
 
     const size_t n;
+    size_t piece = 0;
     char * home = nullptr;
     void * local = nullptr;
     Stream stream = nullptr;
-    bool pinned[2] = {false, false};
+    size_t pinned[2] = {0, 0};  // bytes
     bool made = false;
 };
 
@@ -71,8 +87,8 @@ bool time_pinning(int index, size_t n_bytes, edgekv_pinning & out) {
     }
     Parts parts(n_bytes);
     bool ok = parts.made;
-    out.fresh_ms = ms_of([&] { return ok && parts.take(false); }, ok);
-    ok = ok && parts.take(true);
+    ok = ok && parts.take(false);
+    out.fresh_ms = ms_of([&] { return ok && parts.take(true); }, ok);
     if (!ok) {
         return false;
     }

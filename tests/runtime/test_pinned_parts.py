@@ -157,6 +157,15 @@ def test_a_state_whose_rows_are_not_pinned_does_not_load(decoded):
     assert [len(found) for found in seen.logits] == [300, 0, 1, 5, 1, 1]
 
 
+def test_kept_tokens_whose_rows_are_not_pinned_are_not_placed(decoded, synthetic):
+    """Neither where the system refuses nor where memory is missing, beside twice what is kept back."""
+    steps = [["read", [[1, 0, 5]]], ["limit", 0], ["add", 0, 300], ["read", [[1, 5, 1]]], ["limit", None], ["free", 0], ["add", 0, 300], ["free", None],
+             ["add", 0, 300], ["read", [[0, 300, 1]]]]
+    seen = decoded(steps=steps, options=EXACT | ASKED, n_seq=2, n_ctx=2 * 2048)
+    assert [len(found) for found in seen.logits] == [5, 0, 1, 0, 300, 1]
+    assert [n // part_bytes(synthetic) for n in seen.bytes[:-1]] == [1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3]
+
+
 def test_cells_that_a_batch_was_not_thought_to_take_are_refused_too(decoded):
     """As `test_cells_behind_those_that_a_batch_was_thought_to_take_are_pinned`, where the system pins no more: the batch is refused, and nothing is lost."""
     steps = [["read", [[0, 0, 129]]], *(["copy", 0, other] for other in (1, 2, 3))]

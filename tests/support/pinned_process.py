@@ -4,7 +4,7 @@
 
 The scenario names model, options, n_ctx, n_seq, unified, and the steps: ["read", [[sequence, first position, tokens], ...]], ["limit", bytes more that the
 system pins, or null], ["clear"], ["copy", from, to], ["fork", first position, [sequences of a token, ...]], ["again", sequence] (saved and loaded),
-["load", from, to] (which may be refused),
+["load", from, to], ["add", sequence, tokens] (as kept ones; both may be refused),
 ["keep", path], ["whole", path] (all sequences), ["remove", sequence, first position, end], ["free", bytes of memory beside what the process keeps back, or
 null]. After each of them OUT has the bytes that are pinned, and what was read."""
 
@@ -30,7 +30,7 @@ class Pinned(NamedTuple):
 
     bytes: list[int]
     logits: list[np.ndarray]
-    """Of each "read", float32 [token, n_vocab], of each "fork", [token, 0], of each "load", [1, 0]; empty where it was refused for want of memory."""
+    """Of each "read", float32 [token, n_vocab], of each "fork", [token, 0], of each "load", [1, 0], of each "add", [tokens, 0]; empty where it was refused for want of memory."""
     log: str
 
 
@@ -48,8 +48,8 @@ def decode(backend: Path, emulator: Path, folder: Path, scenario: dict[str, Any]
 class _Run:
     """The context of a scenario."""
 
-    def __init__(self, emulator: ctypes.CDLL, context: Any) -> None:
-        self.context, self.logits = context, list[np.ndarray]()
+    def __init__(self, emulator: ctypes.CDLL, context: Any, run: Any) -> None:
+        self.context, self.run, self.logits = context, run, list[np.ndarray]()
         self._pinned, self._has = emulator.edgekv_emulator_pinned, emulator.edgekv_emulator_has
         self._pinned.restype, self._pinned.argtypes = ctypes.c_size_t, [ctypes.c_bool]
         self._has.restype, self._has.argtypes = None, [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool, ctypes.c_size_t]
@@ -94,6 +94,16 @@ class _Run:
             if str(error) != f"sequence {to} does not load":
                 raise
             self.logits.append(np.empty((0, 0), np.float32))
+
+    def add(self, sequence: int, n: int) -> None:
+        from edgekv._native.token_rows import add_tokens
+        from edgekv.common.errors import DoesNotFit
+
+        try:
+            n_added = len(add_tokens(self.run._native_handle(), sequence, 0, np.zeros(n, np.uint8), None, None))
+        except DoesNotFit:
+            n_added = 0
+        self.logits.append(np.empty((n_added, 0), np.float32))
 
     def keep(self, path: str) -> None:
         Path(path).write_bytes(self.context.save())
@@ -147,7 +157,7 @@ def _main(backend: str, emulator: str, scenario: str, out: str) -> None:
     with attached(Path(given["model"]), KvOptions(attention_device="emulated", **given["options"]), n_ctx=given["n_ctx"], n_seq=given["n_seq"],
                   unified=given["unified"], n_threads=1, model_params={"n_gpu_layers": -1}) as (context, run):
         assert run is not None, "the plane is on the device"
-        one = _Run(ctypes.CDLL(emulator), context)
+        one = _Run(ctypes.CDLL(emulator), context, run)
         pinned = [one.pinned()]
         for name, *arguments in given["steps"]:
             getattr(one, name)(*arguments)

@@ -30,7 +30,8 @@ class Pinned(NamedTuple):
 
     bytes: list[int]
     logits: list[np.ndarray]
-    """Of each "read", float32 [token, n_vocab], of each "fork", [token, 0], of each "load", [1, 0], of each "add", [tokens, 0]; empty where it was refused for want of memory."""
+    """Of each "read", float32 [token, n_vocab], of each "fork", [token, 0], of each "load", [1, 0], of each "add", [tokens, 0]; empty where it was refused for
+    want of memory."""
     log: str
 
 

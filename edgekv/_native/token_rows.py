@@ -86,7 +86,7 @@ class HeldTokens:
         return rows
 
     def release(self) -> None:
-        hold, self._hold = self._hold, None
+        hold, self._hold, self.parked = self._hold, None, False
         if hold is not None:
             ffi.release(hold)
 

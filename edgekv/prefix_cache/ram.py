@@ -219,6 +219,16 @@ class Ram:
         """The slot needs a block's cells: release them, and have a copy of its rows in RAM before, unless they are parked and so have left the cells
         already. They stay if there is room in `most_bytes` and the block `stays`, or a place is to get it. Call it without the lock. Any threads, also
         several."""
+        try:
+            self._take_out(block, stays, most_bytes, deadline, stats)
+        except BaseException:  # their holder releases them, and nobody is to find the block
+            with block.lock, self.lock:
+                block.rows = None
+                if self.get(block.link.key) is block:
+                    self.remove(block.link.key)
+            raise
+
+    def _take_out(self, block: KeptBlock, stays: bool, most_bytes: int, deadline: float | None, stats: StoreStats) -> None:
         key, n_bytes, fits = block.link.key, block.n_bytes_out, False
         with self.lock:
             if self.get(key) is block and not block.n_bytes and (stays or key not in self.below):

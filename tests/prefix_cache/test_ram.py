@@ -141,6 +141,27 @@ def test_what_ram_has_no_room_for_when_slots_are_needed_goes_from_the_end():
     assert n_restored(store, tokens) == 768 and n_restored(store, other) == 0
 
 
+@pytest.mark.parametrize("parked", [False, True])
+def test_rows_that_could_not_be_taken_out_are_not_found(monkeypatch, parked):
+    """They are released, and kept anew when they are computed again."""
+    store, tokens, held = ram_store(BLOCK_BYTES), conversation(256), list[InSlot]()
+    keep = reader(tokens)
+
+    def insert() -> None:
+        store.insert(Conversation(tokens), exact(tokens), lambda first, n: held.append(InSlot(keep(first, n), n)) or held[-1])
+
+    insert()
+    held[0].parked = parked
+    monkeypatch.setattr(type(store.ram), "_line", lambda *_: 1 // 0)
+    monkeypatch.setattr(store, "most_ram_bytes", 0)
+    with pytest.raises(ZeroDivisionError):
+        held[0].needed()
+    monkeypatch.undo()
+    assert n_restored(store, tokens) == 0 and (store.stats().ram.n_bytes, store.stats().ram.n_blocks, store.stats().n_in_slots) == (0, 0, 0)
+    insert()
+    assert len(held) == 2 and n_restored(store, tokens) == 256
+
+
 # ---- prompts that stay for a time because a request asks for it --------------------------------------------------------------------
 
 

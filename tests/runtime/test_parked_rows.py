@@ -316,3 +316,14 @@ def test_the_number_of_places_has_a_bound(synthetic):
         parked[0].release()
         one = run.tokens.hold(0, run.tokens.place(0, 0, np.zeros(512, np.uint8)))
         assert would(run, [one]) == [True]
+
+
+def test_rows_whose_holder_fails_are_released(synthetic):
+    """And do not come back."""
+    with filled(synthetic) as (context, run):
+        held = hold_blocks(run)
+        held[0].needed = lambda *_: 1 // 0
+        leave(context)
+        assert [one.parked for one in held] == [False] + [True] * 4
+        cells = np.split(run.tokens.place(0, 0, np.zeros(N, np.uint8)), np.cumsum(sizes())[:-1])
+        assert run.tokens.unpark(0, held[1:], cells[1:]) == [True] * 4

@@ -169,14 +169,27 @@ public:
         }
     }
 
-    // one past the last cell whose block was touched since each_left() named it
-    uint32_t placed_end() const {
-        for (size_t block = placed.size(); block > 0; --block) {
-            if (placed[block - 1]) {
-                return static_cast<uint32_t>(std::min<size_t>(block*kBlock, cell_time.size()));
+    // The rows of cells [first, end) left with their memory: blocks of them without a token have none.
+    template <class IsEmpty>
+    void vacate(uint32_t first, uint32_t end, IsEmpty && is_empty) {
+        for (uint32_t block = first/kBlock; block*kBlock < end && block < placed.size(); ++block) {
+            uint32_t i = block*kBlock;
+            const uint32_t behind = static_cast<uint32_t>(std::min<size_t>(i + kBlock, cell_time.size()));
+            while (i < behind && is_empty(i)) {
+                ++i;
             }
+            placed[block] = placed[block] && i < behind;
         }
-        return 0;
+    }
+
+    // One past the cells that have memory, if no token lies from `used_end` on, and those that have some there were the next ones: cells of blocks
+    // that were touched since each_left() or vacate() named them.
+    uint32_t placed_end(uint32_t used_end) const {
+        size_t end = used_end/kBlock*kBlock;
+        for (size_t block = used_end/kBlock; block < placed.size(); ++block) {
+            end += placed[block] ? kBlock : 0;
+        }
+        return static_cast<uint32_t>(std::min(end, cell_time.size()));
     }
 
     // For the decoding thread. A holder keeps the pointer, because the clock may be destroyed as soon as nothing is held.

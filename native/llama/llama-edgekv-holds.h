@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 struct llama_edgekv_hold;
@@ -101,8 +102,10 @@ struct llama_edgekv_holds {
         std::unique_lock<std::mutex> lock(mutex);
         const auto found = leaving(leave);
         holders_told told;  // nothing needs memory once rows have moved
+        std::vector<std::pair<uint32_t, uint32_t>> cells;
         for (const auto * one : found) {
             told.add(*one);
+            cells.emplace_back(one->cells.front(), one->cells.back() + 1);
         }
         if (!llama_edgekv_parked::take(found)) {
             return;
@@ -110,6 +113,7 @@ struct llama_edgekv_holds {
         for (auto * one : found) {
             remove(one);
         }
+        vacated.swap(cells);
         lock.unlock();
         told.tell(true);
     }
@@ -138,6 +142,8 @@ struct llama_edgekv_holds {
         tell(lock, [](const llama_edgekv_hold &) { return true; });
         released.wait(lock, [&] { return n_held == 0; });
     }
+
+    std::vector<std::pair<uint32_t, uint32_t>> vacated;  // [first, end) of cells that park() emptied the last time; the decoding thread's
 
 private:
     // A holder may be gone when it is told: it knows its `user`, and this thread makes all holds.

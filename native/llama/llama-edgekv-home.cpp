@@ -241,7 +241,7 @@ bool llama_edgekv_build_shift(
 // `n_cells`: those that come in a stream
 static size_t growth_of(const llama_kv_cache & kv, uint32_t stream, int n_cells) {
     llama_kv_cells & cells = llama_edgekv_access::cells(kv, stream);
-    const uint32_t placed  = llama_edgekv_access::clock(cells).placed_end();
+    const uint32_t placed  = llama_edgekv_access::clock(cells).placed_end(cells.used_max_p1());
     const uint32_t end     = std::min(cells.size(), cells.used_max_p1() + static_cast<uint32_t>(n_cells));
     if (end <= placed) {
         return 0;

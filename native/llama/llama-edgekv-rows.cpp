@@ -127,7 +127,16 @@ bool llama_edgekv_add_cells(
         return false;
     }
     const refilling memory(lctx);
+    const auto stream = static_cast<uint32_t>(llama_edgekv_stream_of(lctx, seq_id));
+    auto & vacated = llama_edgekv_access::clock(llama_edgekv_access::cells(*llama_edgekv_access::cache(lctx), stream)).holding()->vacated;
+    vacated.clear();
     llama_edgekv_remove_cells(lctx, seq_id, first_pos);
+    for (auto * kv : caches(lctx)) {
+        llama_kv_cells & cells = llama_edgekv_access::cells(*kv, stream);
+        for (const auto & [first, end] : vacated) {
+            llama_edgekv_access::clock(cells).vacate(first, end, [&](uint32_t i) { return cells.is_empty(i); });
+        }
+    }
 
     // takes cells as the loading of a state does; a text token has the same position in each dimension
     const auto & hparams = lctx->get_model().hparams;

@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "context": ("runtime/test_settings.py", "runtime/test_sparse.py", "runtime/test_runtime.py"),
     "gaps": ("runtime/test_closed_gaps.py", "runtime/test_evicting_sequences.py"),
     "evict": ("runtime/test_eviction_events.py", "runtime/test_rows_given_back.py", "runtime/test_evicting_sequences.py"),
-    "home": ("runtime/test_growing.py", "runtime/test_closed_gaps.py"),
+    "home": ("runtime/test_growing.py", "runtime/test_parked_growth.py", "runtime/test_closed_gaps.py"),
     "glue": ("runtime/test_snapshots.py", "runtime/test_held_tokens.py", "runtime/test_parked_rows.py", "runtime/test_other_kernels.py",
              "runtime/test_parked_indexes.py", "runtime/test_tokens.py", "runtime/test_sparse_prompts.py"),
     "one cache": ("runtime/test_places.py", "server/test_one_cache.py"),

@@ -34,7 +34,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_037,
     "edgekv/proof": 986,
     "edgekv/runtime": 1_737,
-    "edgekv/server": 5_231,
+    "edgekv/server": 5_234,
     "edgekv/tiering": 1_474,
     "findings": 1_524,
     "models": 2_285,

@@ -10,9 +10,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from edgekv._native.prefix_callbacks import SequenceTokens
 from edgekv._native.token_rows import BlockRows
+from edgekv.common.errors import DoesNotFit
 from edgekv.prefix_cache.results import BlockPiece
 from edgekv.runtime.tokens import Tokens
+from edgekv.server.readings import label_of
 
 log = logging.getLogger("edgekv")
 
@@ -21,6 +24,22 @@ T = TypeVar("T")
 READ_AHEAD = 4
 """Groups of rows that one thread reads and verifies ahead of the copies; the store bounds their bytes. More threads would take cores from
 the computation (measured, LOG.md)."""
+
+
+def place(tokens: Tokens, prompt: SequenceTokens, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:
+    """Place cells for a prompt's pieces, as many as are free: uint32 [n] for each piece."""
+    while pieces:
+        n = [piece.n for piece in pieces]
+        first = pieces[0].first
+        part = slice(first, first + sum(n))
+        at = None if prompt.at is None else np.ascontiguousarray(prompt.at[:, part])
+        labels = np.repeat(np.array([label_of(piece) for piece in pieces], np.uint8), n)
+        try:
+            cells = tokens.place(prompt.seq_id, first if at is None else int(at[0, 0]), labels, prompt.tokens[part], at)
+            return np.split(cells, np.cumsum(n)[:-1])
+        except DoesNotFit:  # other sequences fill a unified cache: the server computes the rest, or refuses it
+            pieces = pieces[:-1]
+    return []
 
 
 class Loading:

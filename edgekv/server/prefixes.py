@@ -17,7 +17,7 @@ from edgekv._native import http_server as native
 from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
 from edgekv._native.token_rows import HeldTokens
 from edgekv.common.enums import MissReason
-from edgekv.common.errors import DoesNotFit, NativeError
+from edgekv.common.errors import NativeError
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry
 from edgekv.prefix_cache import conversations
@@ -35,9 +35,9 @@ from edgekv.runtime.runtime import Runtime
 from edgekv.server.fetching import POLL_S, Expected, Fetch
 from edgekv.server.found import before_media, count, whole, worth
 from edgekv.server.identities import Identities
-from edgekv.server.loading import Loading
+from edgekv.server.loading import Loading, place
 from edgekv.server.media import Media, whole_media
-from edgekv.server.readings import KeptTokens, accepted, kept_tokens, label_of, read_with
+from edgekv.server.readings import KeptTokens, accepted, kept_tokens, read_with
 from edgekv.server.saving import Answers, RowsInSlots
 from edgekv.server.slot_tokens import SlotTokens
 from edgekv.server.snapshot_spacing import snapshot_spacing
@@ -222,7 +222,7 @@ class Prefixes:
     def _placed(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, hit: PrefixHit) -> Loading:
         """The load of a hit's rows, as many as there are free cells for, which releases the hit at its end. With a snapshot, all or none count."""
         try:
-            cells = self._place(runtime, prompt, hit.pieces)
+            cells = place(runtime.tokens, prompt, hit.pieces)
         except BaseException:
             store.release(hit, None if hit.snapshot else 0)
             raise
@@ -247,22 +247,6 @@ class Prefixes:
                 self._in_slots.add(seq_id, pieces[i].first + pieces[i].n, block.rows)
                 cells[i] = cells[i][:0]
         return cells
-
-    @staticmethod
-    def _place(runtime: Runtime, prompt: SequenceTokens, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:
-        """Place cells for a prompt's pieces, as many as are free: uint32 [n] for each piece."""
-        while pieces:
-            n = [piece.n for piece in pieces]
-            first = pieces[0].first
-            part = slice(first, first + sum(n))
-            at = None if prompt.at is None else np.ascontiguousarray(prompt.at[:, part])
-            labels = np.repeat(np.array([label_of(piece) for piece in pieces], np.uint8), n)
-            try:
-                cells = runtime.tokens.place(prompt.seq_id, first if at is None else int(at[0, 0]), labels, prompt.tokens[part], at)
-                return np.split(cells, np.cumsum(n)[:-1])
-            except DoesNotFit:  # other sequences fill a unified cache: the server computes the rest, or refuses it
-                pieces = pieces[:-1]
-        return []
 
     def start(self) -> None:
         """Right before a decode, which computes while the promised rows come. If this raises, the server calls `release` before it decodes."""

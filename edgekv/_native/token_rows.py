@@ -143,16 +143,19 @@ def write_snapshot(handle: Handle, seq_id: int, position: int, snapshot: np.ndar
     _check(lib.edgekv_write_snapshot(handle, seq_id, position, ffi.cast("void *", snapshot.ctypes.data), snapshot.nbytes))
 
 
-def add_tokens(handle: Handle, seq_id: int, first_position: int, labels: np.ndarray, tokens: np.ndarray | None, at: np.ndarray | None) -> np.ndarray:
+def add_tokens(handle: Handle, seq_id: int, first_position: int, labels: np.ndarray, tokens: np.ndarray | None, at: np.ndarray | None,
+               parked: Sequence[tuple[int, HeldTokens]] = ()) -> np.ndarray:
     """Place n more tokens of a sequence with `labels`, uint8 [n]; their cells, uint32 [n]. tokens: int32 [n], their numbers, or None. at: int32 [3, n],
     their positions, lines and columns, or None if positions count up. Their rows must be written before the next decode, or come while it computes.
-    Raises DoesNotFit if too few cells are empty."""
+    parked: (first of n tokens, rows that are to come back there with their memory: `unpark`). Raises DoesNotFit if too few cells are empty, or too little
+    memory is free for the others."""
     n = len(labels)
     cells = np.empty(n, np.uint32)
     assert labels.dtype == np.uint8 and labels.flags.c_contiguous
     assert tokens is None or tokens.shape == (n,)
     assert at is None or at.shape == (3, n)
-    _check(lib.edgekv_add_tokens(handle, seq_id, first_position, n, _numbers(tokens), _numbers(at), ffi.cast("uint8_t *", labels.ctypes.data), _cells(cells)))
+    _check(lib.edgekv_add_tokens(handle, seq_id, first_position, n, _numbers(tokens), _numbers(at), ffi.cast("uint8_t *", labels.ctypes.data),
+                                 [one._hold for _, one in parked], [i for i, _ in parked], len(parked), _cells(cells)))
     return cells
 
 

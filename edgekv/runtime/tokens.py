@@ -106,13 +106,15 @@ class Tokens:
         cells = self.place(seq_id, first, np.full(len(rows), label, np.uint8))
         self.write(seq_id, [BlockRows(cells, rows.start, n_block, block)], range(self.n_layers()))
 
-    def place(self, seq_id: int, first: int, labels: np.ndarray, tokens: np.ndarray | None = None, at: np.ndarray | None = None) -> np.ndarray:
+    def place(self, seq_id: int, first: int, labels: np.ndarray, tokens: np.ndarray | None = None, at: np.ndarray | None = None,
+              parked: Sequence[tuple[int, HeldTokens]] = ()) -> np.ndarray:
         """uint32 [n]: cells for n tokens of a sequence, with `labels` (uint8 [n]), from position `first` on; they replace all its later tokens. tokens:
         int32 [n], their numbers, which some models look back at; below 0: of media. at: int32 [3, n], positions, lines and columns, as in `cells_of`.
+        parked: rows that come back into them (`unpark`), each behind so many of the tokens; for them no free memory is asked.
         Write their rows before the next decode, or while it computes (`arrivals`). Raises the errors of `put`."""
         if not self._cells.known:
             return np.arange(first, first + len(labels), dtype=np.uint32)
-        return token_rows.add_tokens(self._handle(), seq_id, first, labels, tokens, at)
+        return token_rows.add_tokens(self._handle(), seq_id, first, labels, tokens, at, parked)
 
     def write(self, seq_id: int, blocks: Sequence[BlockRows], layers: range) -> None:
         """Write rows of some blocks in `layers`."""

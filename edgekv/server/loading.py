@@ -11,8 +11,9 @@ from typing import TypeVar
 import numpy as np
 
 from edgekv._native.prefix_callbacks import SequenceTokens
-from edgekv._native.token_rows import BlockRows
+from edgekv._native.token_rows import BlockRows, HeldTokens
 from edgekv.common.errors import DoesNotFit
+from edgekv.prefix_cache.blocks import KeptBlock
 from edgekv.prefix_cache.results import BlockPiece
 from edgekv.runtime.tokens import Tokens
 from edgekv.server.readings import label_of
@@ -35,11 +36,17 @@ def place(tokens: Tokens, prompt: SequenceTokens, pieces: Sequence[BlockPiece]) 
         at = None if prompt.at is None else np.ascontiguousarray(prompt.at[:, part])
         labels = np.repeat(np.array([label_of(piece) for piece in pieces], np.uint8), n)
         try:
-            cells = tokens.place(prompt.seq_id, first if at is None else int(at[0, 0]), labels, prompt.tokens[part], at)
+            cells = tokens.place(prompt.seq_id, first if at is None else int(at[0, 0]), labels, prompt.tokens[part], at, _parked(pieces))
             return np.split(cells, np.cumsum(n)[:-1])
         except DoesNotFit:  # other sequences fill a unified cache: the server computes the rest, or refuses it
             pieces = pieces[:-1]
     return []
+
+
+def _parked(pieces: Sequence[BlockPiece]) -> list[tuple[int, HeldTokens]]:
+    """Rows that are to come back with their memory, each behind so many tokens."""
+    of = [(piece.first - pieces[0].first, piece.block.rows) for piece in pieces if isinstance(piece.block, KeptBlock) and piece.n == piece.n_block]
+    return [(first, rows) for first, rows in of if isinstance(rows, HeldTokens) and rows.parked]
 
 
 class Loading:

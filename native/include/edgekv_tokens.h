@@ -66,9 +66,11 @@ EDGEKV_API edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id,
    tokens' cells, which were empty and get labels [n]. tokens [n]: token numbers, which some models look back at, below 0 for embeddings; null if
    no model looks. at [3][n]: position, line and column of each token, if an image's tokens share a position (M-RoPE); null if positions count
    up. EDGEKV_NO_MEMORY: too few free cells. The rows must be written before the next llama_decode(), or come while it computes. If the context keeps
-   snapshots, one must be put in after the last of these tokens before that. */
+   snapshots, one must be put in after the last of these tokens before that. parked [n_parked]: holds whose tokens are some of these, from the
+   parked_first-th on; their memory comes with them (edgekv_unpark_tokens()), and free memory is asked for that of the others. */
 EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at,
-                                          const uint8_t * labels, uint32_t * cells);
+                                          const uint8_t * labels, edgekv_hold * const * parked, const int * parked_first, int n_parked,
+                                          uint32_t * cells);
 
 /* Lines and columns [n] of the tokens in cells [n] of a stream, as `at` gives them; zeros if positions have one dimension. */
 EDGEKV_API edgekv_status edgekv_in_image(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, int32_t * lines, int32_t * columns);

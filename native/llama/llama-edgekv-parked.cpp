@@ -275,6 +275,22 @@ void bring_back(const together & those, const std::vector<llama_edgekv_held_rows
 
 }  // namespace
 
+uint32_t llama_edgekv_return(const llama_kv_cache & kv, uint32_t stream, const llama_edgekv_returning & parked, const std::vector<uint32_t> & cells) {
+    if (llama_edgekv_access::copies_wait(kv)) {
+        return 0;
+    }
+    std::vector<uint32_t> theirs;
+    for (int i = 0; i < parked.n; ++i) {
+        const auto first = cells.begin() + parked.first[i];
+        theirs.insert(theirs.end(), first, first + static_cast<std::ptrdiff_t>(parked.holds[i]->cells.size()));
+    }
+    uint32_t n = 0;
+    each_together(parked.holds, parked.n, theirs.data(), [&](const together & those) {
+        n += home_of(those, parked.rows, stream).empty() ? 0 : those.n_cells;
+    });
+    return n;
+}
+
 void llama_edgekv_unpark(
         llama_context * lctx, uint32_t stream, llama_edgekv_hold * const * holds, int n, const uint32_t * cells, const ggml_tensor * const * rows,
         uint8_t * back) {
@@ -315,6 +331,8 @@ llama_edgekv_held_rows llama_edgekv_rows_of(const ggml_tensor * rows, uint32_t s
 }
 
 bool llama_edgekv_moves(const llama_edgekv_hold &, const std::vector<const ggml_tensor *> &) { return false; }
+
+uint32_t llama_edgekv_return(const llama_kv_cache &, uint32_t, const llama_edgekv_returning &, const std::vector<uint32_t> &) { return 0; }
 
 void llama_edgekv_unpark(llama_context *, uint32_t, llama_edgekv_hold * const *, int, const uint32_t *, const ggml_tensor * const *, uint8_t *) {}
 

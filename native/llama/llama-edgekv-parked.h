@@ -4,6 +4,9 @@
 #include "llama.h"
 
 #include <cstdint>
+#include <vector>
+
+class llama_kv_cache;
 
 // Holds cells of a stream for who reads their `rows`, K and V of each layer, beside ubatches: a call that would move or remove them, or free the context,
 // calls needed(users), unless null, and waits for the end of the hold; right behind it that may come once more. parks: where the cells lose their tokens,
@@ -19,6 +22,16 @@ LLAMA_API bool llama_edgekv_may_park(const llama_edgekv_hold * hold);
 LLAMA_API void llama_edgekv_would_park(const llama_context * lctx, int seq_id, llama_edgekv_hold * const * holds, int n, uint8_t * parks);
 LLAMA_API void llama_edgekv_read_hold(llama_edgekv_hold * hold, int i, void * out);
 LLAMA_API void llama_edgekv_free_hold(llama_edgekv_hold * hold);
+
+// Parked rows that are to come back: the tokens of the i-th hold begin at first[i] of those that are placed. `rows` as above, of these cells' context.
+struct llama_edgekv_returning {
+    llama_edgekv_hold * const * holds;
+    const int * first;
+    int n;
+    const ggml_tensor * const * rows;
+};
+// how many of the tokens will have the memory that their rows bring
+uint32_t llama_edgekv_return(const llama_kv_cache & kv, uint32_t stream, const llama_edgekv_returning & parked, const std::vector<uint32_t> & cells);
 
 // Parked rows of n holds come back, each into as many cells of a stream as it had, in order; `rows` as above, but of these cells' context. back [n]: 1
 // where the memory moved: the hold has these cells now; 0: it stays parked. Decoding thread.

@@ -1,6 +1,7 @@
 // Places tokens without computing them: see llama_edgekv_add_cells().
 #include "llama-edgekv-access.h"
 #include "llama-edgekv-home.h"
+#include "llama-edgekv-parked.h"
 
 #include "llama-batch.h"
 
@@ -122,7 +123,8 @@ static llama_token number_of_none(const llama_hparams & hparams) {
 }
 
 bool llama_edgekv_add_cells(
-        llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, uint32_t * out) {
+        llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at,
+        const llama_edgekv_returning * parked, uint32_t * out) {
     if (llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_OTHER || llama_edgekv_stream_of(lctx, seq_id) < 0 || n < 1) {
         return false;
     }
@@ -154,11 +156,13 @@ bool llama_edgekv_add_cells(
         ubatch.seq_id[i]   = &seq;
     }
 
-    if (!llama_edgekv_may_take(llama_edgekv_growth(lctx, &seq_id, &n, 1), true)) {
+    const auto & kv  = *llama_edgekv_access::cache(lctx);
+    const auto place = kv.find_slot(ubatch, false);
+    if (place.empty()) {
         return false;
     }
-    const auto place = llama_edgekv_access::cache(lctx)->find_slot(ubatch, false);
-    if (place.empty()) {
+    const int n_grow = n - (parked ? static_cast<int>(llama_edgekv_return(kv, stream, *parked, place.idxs[0])) : 0);
+    if (!llama_edgekv_may_take(llama_edgekv_growth(lctx, &seq_id, &n_grow, 1), true)) {
         return false;
     }
     for (auto * kv : caches(lctx)) {

@@ -259,10 +259,11 @@ LLAMA_API bool llama_edgekv_get_rows(const struct llama_context * lctx, int il, 
 // Places n more tokens of a sequence in the plain cache. They replace its tokens from position first_pos on, whose memory they get. out [n]
 // are their cells, in the sequence's stream. The caller writes their K and V before the next ubatch, and puts in a snapshot after the last if the
 // context keeps any. tokens [n], or null: token numbers, which some models look back at; below 0: embeddings. at [3][n], or null: position, line
-// and column of each token, if they do not follow from first_pos. false: too few empty cells, or nothing can be put back. Call it on the
-// decoding thread, or while nothing decodes.
+// and column of each token, if they do not follow from first_pos. parked: some of them, whose rows bring their memory (llama_edgekv_unpark()); or null.
+// false: too few empty cells, too little memory, or nothing can be put back. Call it on the decoding thread, or while nothing decodes.
 LLAMA_API bool llama_edgekv_add_cells(
-        struct llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, uint32_t * out);
+        struct llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at,
+        const struct llama_edgekv_returning * parked, uint32_t * out);
 
 // Turns K of a sequence's tokens at positions [first_pos, end_pos) by so many positions, with the next K-shift: their rows were computed that much
 // earlier. Only where llama_memory_can_shift(), and without gaps. Call it on the decoding thread, once their rows are written.

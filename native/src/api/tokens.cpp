@@ -242,7 +242,8 @@ edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int positi
 // ---- rows that are put in ---------------------------------------------------------------------------------------------------------
 
 edgekv_status edgekv_add_tokens(
-        edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, const uint8_t * labels, uint32_t * cells) {
+        edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, const uint8_t * labels,
+        edgekv_hold * const * parked, const int * parked_first, int n_parked, uint32_t * cells) {
     EDGEKV_TRY(check_thread(ctx));
     const int stream = llama_edgekv_stream_of(ctx->lctx, seq_id);
     if (stream < 0 || first_pos < 0 || n < 1) {
@@ -250,7 +251,15 @@ edgekv_status edgekv_add_tokens(
                                     std::to_string(first_pos));
     }
     EDGEKV_TRY(check(ctx, stream, nullptr, 0));
-    if (!llama_edgekv_add_cells(ctx->lctx, seq_id, first_pos, n, tokens, at, cells)) {
+    for (int i = 0; i < n_parked; ++i) {
+        if (parked_first[i] < 0 || parked_first[i] > n - parked[i]->n) {
+            return fail(EDGEKV_INVALID, "parked tokens from " + std::to_string(parked_first[i]) + " on are not among the " + std::to_string(n));
+        }
+    }
+    const auto held = held_by(parked, ctx->plane->waits_for_rows() ? n_parked : 0);
+    const auto tensors = tensors_of(ctx);
+    const llama_edgekv_returning returning = { held.data(), parked_first, static_cast<int>(held.size()), tensors.data() };
+    if (!llama_edgekv_add_cells(ctx->lctx, seq_id, first_pos, n, tokens, at, &returning, cells)) {
         return fail(EDGEKV_NO_MEMORY, "the cache has no " + std::to_string(n) + " empty cells");
     }
     llama_edgekv_cells view;

@@ -143,15 +143,17 @@ def _turn(turn: "_Turn", found: dict[Way, _Found], again: _Found, order: Sequenc
     read_s = clock.seconds
     with ExitStack() as stack:
         kept = {}
-        for way in order:
+        for way in sorted(order, key=lambda way: way.place == "ram"):  # which takes the rows out of the slot
+            turn.decoder.rewind(turn.bench.n_tokens)  # a window's cells then lie as after loading, and sums are the same
+            if way.place == "ram":
+                clock = _Clock()
+                exact = turn.predict(clock.stop)
+                again.first_s.append(read_s + clock.seconds)
+                again.kld.append(turn.stocks_divergence(exact))
+                turn.decoder.rewind(turn.bench.n_tokens)
             kept[way] = turn.keep(way, stack)
             found[way].bytes_a_token.append(kept[way].bytes_a_token)
             found[way].save_s.append(kept[way].seconds)
-        turn.decoder.rewind(turn.bench.n_tokens)  # a window's cells then lie as after loading, and sums are the same
-        clock = _Clock()
-        exact = turn.predict(clock.stop)
-        again.first_s.append(read_s + clock.seconds)
-        again.kld.append(turn.stocks_divergence(exact))
         for way in order:
             first_s, logits = turn.bring_back(kept[way])
             found[way].first_s.append(first_s)
@@ -223,6 +225,7 @@ class _Turn:
             prefixes.insert(held, True, self.runtime.tokens.keeps_snapshots)
             if way.place == "ram":  # which gets rows when another prompt is to have the slot
                 self._wait(prefixes, held)
+                self.decoder.rewind(0)
             prefixes.flush()
             clock.stop()
             (stats,) = prefixes.stats()

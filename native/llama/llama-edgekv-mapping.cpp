@@ -229,7 +229,9 @@ bool lies(const ggml_tensor * rows, ggml_backend_buffer_type_t type) { return ro
 
 }  // namespace
 
-llama_edgekv_pinned * llama_edgekv_pins_of(ggml_backend_buffer_t buffer) { return buffer->buft == in_memory() ? &of(buffer).pinned : nullptr; }
+llama_edgekv_pinned * llama_edgekv_pins_of(ggml_backend_buffer_t buffer) {
+    return buffer->buft == in_memory() && buffer->context ? &of(buffer).pinned : nullptr;  // what is only measured has none
+}
 
 ggml_backend_buffer_type_t llama_edgekv_mapped(void) {
     return home_folder().empty() ? in_memory() : in_file();

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.calls import watch
 from support.clients import until
 from support.redis_server import RedisServer
 from support.serve_process import EDGEKV
@@ -71,8 +72,7 @@ def test_models_that_keep_more_than_rows(synthetic, tmp_path, kind):
 
 def test_each_turn_reads_a_text_and_begins_with_another_place(model, tmp_path, monkeypatch):
     seen = []
-    keep = kept_rows._Turn.keep
-    monkeypatch.setattr(kept_rows._Turn, "keep", lambda turn, way, stack: (seen.append((turn.text.name, way.name)), keep(turn, way, stack))[1])
+    watch(monkeypatch, kept_rows._Turn, "bring_back", lambda turn, kept: seen.append((turn.text.name, kept.way.name)))
     text = standard_text()
     bench = KeptBench(model, (text, Text("other", text.content[500:])), folder=tmp_path, codecs=(CacheCodec.ROUND,), **SMALL)
     *_, rows = run(bench)

@@ -32,19 +32,18 @@ def test_keys_of_an_index_stay_with_the_rows(maker, tmp_path, monkeypatch, kind,
         tokens = np.random.default_rng(7).integers(5, 100, N).tolist()
         for at in range(0, N, 512):
             context.decode(tokens[at : at + 512], list(range(at, at + 512)), [0] * 512)
-        held, seen = hold_blocks(run, N), dict[HeldTokens, bytes]()
+        held, seen = hold_blocks(run, N), dict[HeldTokens, tuple[bytes, bool]]()
         try:
             before = all_rows(run, held, n=N)
 
             def needed(one: HeldTokens) -> None:
-                seen[one] = rows(run, one, BLOCK)
+                seen[one] = rows(run, one, BLOCK), one.parked
                 one.release()
 
             for one in held:
                 one.needed = lambda *_, one=one: needed(one)
             leave(context)
-            assert [seen[one] for one in held] == before
-            assert all(one.parked == parks for one in held)
+            assert [seen[one] for one in held] == [(one, parks) for one in before]
         finally:
             for one in held:
                 one.release()

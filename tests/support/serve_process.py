@@ -47,7 +47,7 @@ def serving(home: Path, *arguments: str, key: str | None = None, **variables: st
         while not (lines and lines[-1].endswith("to stop\n")):
             lines.append(process.stderr.readline())
             assert lines[-1], f"no server: {''.join(lines)}"
-        yield Served(process, re.search(r"^ +API +(http://\S+)/v1", "".join(lines), re.M)[1], key, lines)
+        yield Served(process, re.search(r" API +(http://\S+)/v1", "".join(lines))[1], key, lines)
     finally:
         process.kill()
         process.wait()

@@ -63,7 +63,7 @@ BUDGETS = {
     "tests/policies": 704,
     "tests/prefix_cache": 2_823,
     "tests/proof": 244,
-    "tests/runtime": 6_828,
+    "tests/runtime": 6_813,
     "tests/server": 8_772,
     "tests/support": 4_621,
     "tests/templates": 153,

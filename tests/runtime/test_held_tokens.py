@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
+from support import held_rows
 from support.contexts import attached
+from support.held_rows import n_bytes, read
 
 from edgekv._native.token_rows import BlockRows, HeldTokens
 from edgekv.common.errors import NativeError
@@ -23,28 +25,11 @@ def not_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HeldTokens, "parks", False)
 
 
-@contextmanager
-def filled(synthetic, **arguments):
-    """A context with N tokens in its first sequence. Where a test fails, what it held is released, or the context would wait."""
-    with attached(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), **{"n_ctx": 1024} | arguments) as (context, run):
-        read(context, 0, N)
-        hold, held = run.tokens.hold, []
-        run.tokens.hold = lambda *of: held.append(hold(*of)) or held[-1]
-        try:
-            yield context, run
-        finally:
-            for one in held:
-                one.release()
-
-
-def read(context, first: int, end: int, seq: int = 0) -> None:
-    tokens = np.random.default_rng(7).integers(260, 320, end)[first:]
-    context.decode(tokens.tolist(), list(range(first, end)), [seq] * (end - first))
+filled = partial(held_rows.filled, n=N, n_ctx=1024, n_seq=4, unified=True)
 
 
 def rows(run, seq: int, n: int, held=None) -> bytes:
-    n_bytes = sum(map(sum, run.tokens.row_bytes())) * n
-    return (held.read(range(run.tokens.n_layers()), n_bytes) if held else run.tokens.read(seq, run.tokens.cells_of(seq, n), n_bytes)).tobytes()
+    return held_rows.rows(run, held, n) if held else run.tokens.read(seq, run.tokens.cells_of(seq, n), n_bytes(run, n)).tobytes()
 
 
 def begun(call: Callable[[], object]) -> threading.Event:
@@ -170,7 +155,7 @@ def test_a_copy_of_a_stream_waits_for_who_reads_the_other(synthetic):
 def test_rows_that_are_written_over_wait(synthetic):
     with filled(synthetic) as (context, run):
         cells = run.tokens.cells_of(0, N)
-        block = np.zeros(sum(map(sum, run.tokens.row_bytes())) * N, np.uint8)
+        block = np.zeros(n_bytes(run, N), np.uint8)
         held = run.tokens.hold(0, cells)
         waits_until_released(held, lambda: run.tokens.write(0, [BlockRows(cells, 0, N, block)], range(run.tokens.n_layers())))
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.parked_rows import BLOCK, all_rows, filled, hold_blocks, leave, read
+from support.held_rows import BLOCK, all_rows, filled, hold_blocks, leave, read
 
 from edgekv._native import core
 from edgekv.common.errors import DoesNotFit

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from architectures.making import Maker, NotMadeError, compile_maker
 from support.contexts import attached
-from support.parked_rows import BLOCK, all_rows, hold_blocks, leave, rows
+from support.held_rows import BLOCK, all_rows, hold_blocks, leave, rows
 
 from edgekv._native.token_rows import HeldTokens
 from edgekv.config import KvOptions

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support.contexts import attached
-from support.parked_rows import BLOCK, N, all_rows, back, filled, hold_blocks, in_cells, leave, n_bytes, read, rows, sizes
+from support.held_rows import BLOCK, N, all_rows, back, filled, hold_blocks, in_cells, leave, n_bytes, read, rows, sizes
 
 from edgekv._native.token_rows import HeldTokens
 from edgekv.common.errors import ConfigError

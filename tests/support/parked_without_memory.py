@@ -9,7 +9,7 @@ if __name__ == "__main__":  # support is a package of tests
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import numpy as np
-from support.parked_rows import BLOCK, all_rows, filled, hold_blocks, leave
+from support.held_rows import BLOCK, all_rows, filled, hold_blocks, leave
 
 from edgekv.common.errors import EdgeKVError
 

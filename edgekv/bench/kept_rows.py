@@ -142,18 +142,23 @@ def _turn(turn: "_Turn", found: dict[Way, _Found], again: _Found, order: Sequenc
     clock.stop()
     read_s = clock.seconds
     with ExitStack() as stack:
-        kept = {}
-        for way in sorted(order, key=lambda way: way.place == "ram"):  # which takes the rows out of the slot
+        kept: dict[Way, _Kept] = {}
+
+        def keep(way: Way) -> None:
             turn.decoder.rewind(turn.bench.n_tokens)  # a window's cells then lie as after loading, and sums are the same
-            if way.place == "ram":
-                clock = _Clock()
-                exact = turn.predict(clock.stop)
-                again.first_s.append(read_s + clock.seconds)
-                again.kld.append(turn.stocks_divergence(exact))
-                turn.decoder.rewind(turn.bench.n_tokens)
             kept[way] = turn.keep(way, stack)
             found[way].bytes_a_token.append(kept[way].bytes_a_token)
             found[way].save_s.append(kept[way].seconds)
+
+        ram, *below = sorted(order, key=lambda way: way.place != "ram")
+        for way in below:
+            keep(way)
+        turn.decoder.rewind(turn.bench.n_tokens)
+        clock = _Clock()
+        exact = turn.predict(clock.stop)
+        again.first_s.append(read_s + clock.seconds)
+        again.kld.append(turn.stocks_divergence(exact))
+        keep(ram)  # its rows leave the slot
         for way in order:
             first_s, logits = turn.bring_back(kept[way])
             found[way].first_s.append(first_s)

@@ -105,12 +105,14 @@ def edgekv_py_needed(users, n, parked):
             held.take_out(*since)
 
 
-def would_park(handle: Handle, seq_id: int, held: Sequence[HeldTokens]) -> list[bool]:
-    """Which of these would be parked if the tokens in their cells, all of a sequence, left together now. Decoding thread."""
-    holds, parks = [one._hold for one in held if one._hold is not None], np.zeros(len(held), np.uint8)
-    _check(lib.edgekv_would_park(handle, seq_id, holds, len(holds), ffi.cast("uint8_t *", parks.ctypes.data)))
-    found = iter(parks.astype(bool).tolist())
-    return [one._hold is not None and next(found) for one in held]
+def must_copy(handle: Handle, seq_id: int, held: Sequence[tuple[HeldTokens, bool]]) -> list[HeldTokens]:
+    """Those whose rows somebody must copy before a sequence loses tokens, of each all (true) or some: they lie in its cells, in no other sequence's, and
+    would not be parked. Decoding thread."""
+    those = [(one, one._hold, whole) for one, whole in held if one._hold is not None]
+    whole, copied = np.array([whole for *_, whole in those], np.uint8), np.zeros(len(those), np.uint8)
+    _check(lib.edgekv_must_copy(handle, seq_id, [hold for _, hold, _ in those], len(those), ffi.from_buffer("uint8_t[]", whole),
+                                ffi.cast("uint8_t *", copied.ctypes.data)))
+    return [one for (one, *_), is_copied in zip(those, copied) if is_copied]
 
 
 def unpark(handle: Handle, stream: int, held: Sequence[HeldTokens], cells: Sequence[np.ndarray]) -> list[bool]:

@@ -92,9 +92,9 @@ class Tokens:
             raise NativeError("the context keeps states alone: it has no cells to hold")
         return HeldTokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells), parks)
 
-    def would_park(self, seq_id: int, held: Sequence[HeldTokens]) -> list[bool]:
-        """Which of a sequence's held tokens would be parked if they left together now (`token_rows.would_park`)."""
-        return token_rows.would_park(self._handle(), seq_id, held)
+    def must_copy(self, seq_id: int, held: Sequence[tuple[HeldTokens, bool]]) -> list[HeldTokens]:
+        """Those whose rows somebody must copy before a sequence loses all or some of their tokens (`token_rows.must_copy`)."""
+        return token_rows.must_copy(self._handle(), seq_id, held)
 
     def unpark(self, seq_id: int, held: Sequence[HeldTokens], cells: Sequence[np.ndarray]) -> list[bool]:
         """Bring parked rows back into placed cells of a sequence, uint32 [n] each; whether each did (`token_rows.unpark`)."""

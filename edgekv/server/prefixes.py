@@ -244,7 +244,7 @@ class Prefixes:
         back = self.ram.put_back([block for _, block in uncut], [cells[i] for i, _ in uncut], partial(runtime.tokens.unpark, seq_id))
         for (i, block), is_back in zip(uncut, back):
             if is_back and isinstance(block.rows, HeldTokens):
-                self._in_slots.add(seq_id, pieces[i].first + pieces[i].n, block.rows)
+                self._in_slots.add(pieces[i].first + pieces[i].n, block.rows)
                 cells[i] = cells[i][:0]
         return cells
 
@@ -289,7 +289,7 @@ class Prefixes:
                 held = runtime.tokens.hold(seq_id, cells, self._where.ram_bytes > 0)
             except NativeError:  # they are not in host memory
                 return runtime.tokens.read(seq_id, cells, store.identity.layout.block_bytes(n))
-            self._in_slots.add(seq_id, first + n, held)
+            self._in_slots.add(first + n, held)
             return held
 
         saved = store.insert(of, kept.readings, rows, kept.rounded)

@@ -41,26 +41,25 @@ class Answers:
 
 class RowsInSlots:
     """Empties slots beside answers; the decoding thread calls it. What nobody asks for here leaves its cells in the same way (`HeldTokens.take_out`), once
-    the cells are needed, on that thread. Rows that would be parked need nobody: they leave when the tokens do."""
+    the cells are needed, on that thread. Rows that would be parked need nobody: they leave when the tokens do. So do those that another slot has too: they
+    stay."""
 
     def __init__(self) -> None:
-        self._rows: WeakKeyDictionary[HeldTokens, tuple[int, int]] = WeakKeyDictionary()  # their sequence, and the end of their block
+        self._rows: WeakKeyDictionary[HeldTokens, int] = WeakKeyDictionary()  # the end of their block
         self._moves: dict[int, list[Future[None]]] = {}
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="edgekv-save")
 
-    def add(self, seq_id: int, end: int, rows: HeldTokens) -> None:
-        """Rows of a sequence, up to its token `end`, are kept where they are. They are forgotten once nothing else refers to them."""
-        self._rows[rows] = seq_id, end
+    def add(self, end: int, rows: HeldTokens) -> None:
+        """Rows of sequences, up to their token `end`, are kept where they are. They are forgotten once nothing else refers to them."""
+        self._rows[rows] = end
 
     def ready(self, seq_id: int, n_have: int, moment_s: float, tokens: Tokens) -> bool:
         """Whether nothing that must be copied lies behind a sequence's first n_have tokens. A thread copies it meanwhile, or two where no slot is being
         answered. `moment_s`: longest wait of this call; 0: another slot is. `tokens`: those of its context."""
         move = self._moves.get(seq_id)
         if move is None:
-            rows = [(one, end) for one, (of, end) in list(self._rows.items()) if of == seq_id and end > n_have and not one.parked]
-            leave = [one for one, end in rows if end - one.n >= n_have and one.parks]
-            parked = {one for one, parks in zip(leave, tokens.would_park(seq_id, leave)) if parks} if leave else set()
-            copied = [one for one, _ in rows if one not in parked]
+            leave = [(one, end - one.n >= n_have) for one, end in list(self._rows.items()) if end > n_have and not one.parked]
+            copied = tokens.must_copy(seq_id, leave) if leave else []
             if not copied:
                 return True
             n, since = 2 if moment_s else 1, time.monotonic()

@@ -43,8 +43,9 @@ EDGEKV_API int edgekv_may_park(const edgekv_hold * hold);
 EDGEKV_API edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first_layer, int end_layer, void * block);
 EDGEKV_API void edgekv_free_hold(edgekv_hold * hold);
 
-/* parks [n]: whether these holds would be parked if the tokens in their cells, all of a sequence, left together now. What would not be is copied. */
-EDGEKV_API edgekv_status edgekv_would_park(const edgekv_context * ctx, int seq_id, edgekv_hold * const * holds, int n, uint8_t * parks);
+/* copied [n]: whether somebody must copy the rows of these holds before a sequence loses tokens: those of its cells that no other sequence has, and that would
+   not be parked if the holds that lose all of their tokens (whole [n]) lost them together now. */
+EDGEKV_API edgekv_status edgekv_must_copy(const edgekv_context * ctx, int seq_id, edgekv_hold * const * holds, int n, const uint8_t * whole, uint8_t * copied);
 
 /* Parked rows come back with their memory: those of holds [n_holds], in order, into cells [n] of a stream, which edgekv_add_tokens() placed for as many
    tokens. back [n_holds]: 1: they did, and the hold holds these cells; 0: they stay parked, since whole pages do not fit there, or would not pay. */

@@ -8,10 +8,12 @@
 #include "llama-edgekv-mapping.h"
 #include "llama-edgekv-pages.h"
 #include "llama-edgekv-parked.h"
+#include "llama-edgekv-places.h"
 
 #include <algorithm>
 #include <atomic>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #ifdef __linux__
@@ -172,22 +174,32 @@ void llama_edgekv_park(llama_kv_cache & kv, llama_seq_id seq_id, llama_pos p0, l
     }
 }
 
-void llama_edgekv_would_park(const llama_context * lctx, int seq_id, llama_edgekv_hold * const * holds, int n, uint8_t * parks) {
-    std::fill_n(parks, n, uint8_t(0));
+void llama_edgekv_must_copy(
+        const llama_context * lctx, int seq_id, llama_edgekv_hold * const * holds, int n, const uint8_t * whole, uint8_t * copied) {
+    std::fill_n(copied, n, uint8_t(1));
     const auto * kv = llama_edgekv_access::cache(lctx);
-    if (!kv || llama_edgekv_access::is_guest(*kv) || llama_edgekv_access::copies_wait(*kv)) {
+    if (!kv || llama_edgekv_access::is_guest(*kv)) {
         return;
     }
     llama_kv_cells & cells = llama_edgekv_access::cells(*kv, kv->get_stream(seq_id));
+    const auto & holding = llama_edgekv_access::clock(cells).holding();
+    const auto is_alone = [&](uint32_t cell) { return cells.seq_has(cell, seq_id) && cells.seq_count(cell) == 1; };
     std::vector<bool> leave(cells.size());
     for (int i = 0; i < n; ++i) {
-        for (const uint32_t cell : holds[i]->cells) {
-            leave[cell] = cells.seq_has(cell, seq_id) && cells.seq_count(cell) == 1;
+        const auto & held = holds[i]->cells;
+        copied[i] = holds[i]->holds == holding && std::any_of(held.begin(), held.end(), is_alone);  // else other streams', or other sequences' too
+        for (size_t k = 0; copied[i] && whole[i] && k < held.size(); ++k) {
+            leave[held[k]] = is_alone(held[k]);
         }
     }
-    const auto found = llama_edgekv_access::clock(cells).holding()->would_park([&](uint32_t i) { return leave[i]; });
-    for (int i = 0; i < n; ++i) {
-        parks[i] = std::find(found.begin(), found.end(), holds[i]) != found.end();
+    if (llama_edgekv_access::copies_wait(*kv)) {
+        return;
+    }
+    for (const auto * one : holding->would_park([&](uint32_t i) { return leave[i]; })) {
+        const auto at = std::find(holds, holds + n, one);
+        if (at != holds + n) {
+            copied[at - holds] = 0;
+        }
     }
 }
 
@@ -217,8 +229,10 @@ template <class Each>
 void each_together(llama_edgekv_hold * const * holds, int n, const uint32_t * cells, Each && each) {
     for (int i = 0, next; i < n; i = next) {
         size_t n_cells = holds[i]->cells.size();
+        const bool is_run = consecutive(cells, n_cells);
         const auto follows = [&](const llama_edgekv_hold & one, const llama_edgekv_hold & last) {
-            return one.parked == last.parked && one.cells.front() == last.cells.back() + 1 && cells[n_cells] == cells[n_cells - 1] + 1;
+            return is_run && one.parked == last.parked && one.cells.front() == last.cells.back() + 1 &&
+                consecutive(cells + n_cells - 1, one.cells.size() + 1);
         };
         for (next = i + 1; next < n && follows(*holds[next], *holds[next - 1]); ++next) {
             n_cells += holds[next]->cells.size();
@@ -275,6 +289,35 @@ void bring_back(const together & those, const std::vector<llama_edgekv_held_rows
 
 }  // namespace
 
+std::vector<uint32_t> llama_edgekv_cells_for(
+        const llama_kv_cache & kv, uint32_t stream, int seq_id, const llama_edgekv_returning & parked, uint32_t n) {
+    const auto & cells = llama_edgekv_access::cells(kv, stream);
+    const auto & one = *parked.holds[0];
+    uint64_t period = llama_edgekv_group;  // after so many cells pages agree with each other's again, and tokens lie in groups as they did
+    for (const auto & of : one.rows) {
+        period = std::lcm(period, of.unit/std::gcd(of.unit, of.bytes));
+    }
+    llama_edgekv_sequences mine;
+    mine.set(seq_id);
+    uint64_t first = (one.cells.front() + period - parked.first[0]%period)%period;
+    for (; llama_edgekv_grows(parked.rows[0]) && first + n <= cells.size(); first += period) {
+        const auto serves = [&](uint64_t i) {
+            return cells.is_empty(i) || ((i < first || i >= first + n) && llama_edgekv_access::sequences(cells, i) == mine);
+        };
+        uint64_t i = std::min<uint64_t>(GGML_PAD(first + n, llama_edgekv_group), cells.size());
+        while (i > first/llama_edgekv_group*llama_edgekv_group && serves(i - 1)) {
+            --i;
+        }
+        if (i <= first/llama_edgekv_group*llama_edgekv_group) {
+            std::vector<uint32_t> found(n);
+            std::iota(found.begin(), found.end(), static_cast<uint32_t>(first));
+            return found;
+        }
+        first += i > first ? (i - 1 - first)/period*period : 0;
+    }
+    return {};
+}
+
 uint32_t llama_edgekv_return(const llama_kv_cache & kv, uint32_t stream, const llama_edgekv_returning & parked, const std::vector<uint32_t> & cells) {
     if (llama_edgekv_access::copies_wait(kv)) {
         return 0;
@@ -324,13 +367,13 @@ void llama_edgekv_parked::drop(uint32_t, uint32_t) {}
 
 void llama_edgekv_park(llama_kv_cache &, llama_seq_id, llama_pos, llama_pos) {}
 
-void llama_edgekv_would_park(const llama_context *, int, llama_edgekv_hold * const *, int n, uint8_t * parks) { std::fill_n(parks, n, uint8_t(0)); }
-
 llama_edgekv_held_rows llama_edgekv_rows_of(const ggml_tensor * rows, uint32_t stream) {
     return { static_cast<char *>(rows->data) + stream*rows->nb[2], ggml_row_size(rows->type, rows->ne[0]), 1 };
 }
 
 bool llama_edgekv_moves(const llama_edgekv_hold &, const std::vector<const ggml_tensor *> &) { return false; }
+
+std::vector<uint32_t> llama_edgekv_cells_for(const llama_kv_cache &, uint32_t, int, const llama_edgekv_returning &, uint32_t) { return {}; }
 
 uint32_t llama_edgekv_return(const llama_kv_cache &, uint32_t, const llama_edgekv_returning &, const std::vector<uint32_t> &) { return 0; }
 

@@ -18,8 +18,9 @@ LLAMA_API llama_edgekv_hold * llama_edgekv_hold_cells(
     llama_context * lctx, uint32_t stream, const uint32_t * cells, int n, const ggml_tensor * const * rows, int n_rows, bool parks,
     llama_edgekv_needed needed, void * user);
 LLAMA_API bool llama_edgekv_may_park(const llama_edgekv_hold * hold);
-// parks [n]: whether the rows of these holds would be parked if their cells, all of a sequence, lost their tokens together now. Decoding thread.
-LLAMA_API void llama_edgekv_would_park(const llama_context * lctx, int seq_id, llama_edgekv_hold * const * holds, int n, uint8_t * parks);
+// edgekv_must_copy() (edgekv_tokens.h). Decoding thread.
+LLAMA_API void llama_edgekv_must_copy(
+    const llama_context * lctx, int seq_id, llama_edgekv_hold * const * holds, int n, const uint8_t * whole, uint8_t * copied);
 LLAMA_API void llama_edgekv_read_hold(llama_edgekv_hold * hold, int i, void * out);
 LLAMA_API void llama_edgekv_free_hold(llama_edgekv_hold * hold);
 
@@ -30,6 +31,10 @@ struct llama_edgekv_returning {
     int n;
     const ggml_tensor * const * rows;
 };
+// Empty cells for n tokens of a sequence, one behind the other, where the pages of these rows fit, in groups that have no others' tokens; empty: there are
+// none.
+std::vector<uint32_t> llama_edgekv_cells_for(
+    const llama_kv_cache & kv, uint32_t stream, int seq_id, const llama_edgekv_returning & parked, uint32_t n);
 // how many of the tokens will have the memory that their rows bring
 uint32_t llama_edgekv_return(const llama_kv_cache & kv, uint32_t stream, const llama_edgekv_returning & parked, const std::vector<uint32_t> & cells);
 

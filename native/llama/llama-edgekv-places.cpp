@@ -4,7 +4,7 @@
 // of them pays for all of it, and by the keys, since the sketch tells of others' tokens too. So:
 //
 //   1. A token goes behind the newest token of its sequence, if their group has cells left and no token of others.
-//   2. Otherwise it begins an empty group.
+//   2. Otherwise it begins an empty group, the next one behind that token: rows are summed in the order of cells, which stays that of tokens.
 //   3. Where no group is empty, it goes to free cells of groups, then of pages, that have no token of others.
 //   4. Where there are none, it goes to any free cell: a cache is full when its cells are.
 //
@@ -36,10 +36,14 @@ public:
         turn += 1;
         got.clear();
         want = n;
-        if (const int64_t at = newest(); at >= 0 && has_no_others(at/kGroup*kGroup, kGroup)) {
-            take(at + 1, (at/kGroup + 1)*kGroup);
+        const int64_t at = newest();
+        const uint32_t behind = at < 0 ? 0 : (static_cast<uint32_t>(at)/kGroup + 1)*kGroup;
+        if (at >= 0 && has_no_others(behind - kGroup, kGroup)) {
+            take(static_cast<uint32_t>(at) + 1, behind);
         }
-        take_units(kGroup, [&](uint32_t first, uint32_t end) { return is_free(first, end); });
+        const auto is_empty = [&](uint32_t first, uint32_t end) { return is_free(first, end); };
+        take_units(kGroup, is_empty, behind);
+        take_units(kGroup, is_empty);
         for (const uint32_t unit : { kGroup, kPage }) {
             take_units(unit, [&](uint32_t first, uint32_t end) { return has_no_others(first, end - first); });
         }
@@ -90,8 +94,8 @@ private:
     }
 
     template <class Serves>
-    void take_units(uint32_t unit, Serves && serves) {
-        for (uint32_t first = 0; first < cells.size() && got.size() < want; first += unit) {
+    void take_units(uint32_t unit, Serves && serves, uint32_t from = 0) {
+        for (uint32_t first = from; first < cells.size() && got.size() < want; first += unit) {
             if (serves(first, std::min(first + unit, cells.size()))) {
                 take(first, first + unit);
             }

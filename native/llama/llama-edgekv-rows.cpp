@@ -156,8 +156,16 @@ bool llama_edgekv_add_cells(
         ubatch.seq_id[i]   = &seq;
     }
 
-    const auto & kv  = *llama_edgekv_access::cache(lctx);
-    const auto place = kv.find_slot(ubatch, false);
+    const auto & kv = *llama_edgekv_access::cache(lctx);
+    llama_kv_cache::slot_info place;
+    auto fitting = parked && parked->n > 0 ? llama_edgekv_cells_for(kv, stream, seq_id, *parked, static_cast<uint32_t>(n)) : std::vector<uint32_t>();
+    if (fitting.empty()) {
+        place = kv.find_slot(ubatch, false);
+    } else {
+        place.s0 = place.s1 = stream;
+        place.strm = { static_cast<llama_seq_id>(stream) };
+        place.idxs = { std::move(fitting) };
+    }
     if (place.empty()) {
         return false;
     }

@@ -64,12 +64,16 @@ def test_parked_rows_bring_their_memory(synthetic, free):
 
 
 def test_rows_that_do_not_fit_there_do_not(synthetic, free):
-    """A page is not made of whole rows, and their slot's beginning is longer by one token: they will be copied."""
+    """A page is not made of whole rows, and another's tokens lie in the cells of every place where pages would fit: they will be copied."""
     types = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
-    with filled(synthetic, n=N, **types) as (context, run):
+    with filled(synthetic, n=N, n_ctx=2048, unified=True, **types) as (context, run):
         held = hold_blocks(run, N)
         leave(context)
         read(context, 0, 1)
+        read(context, 0, N + 64, seq=1)
+        leave(context, seq=1, end=N - 24)
         free.bytes = LITTLE
         with pytest.raises(DoesNotFit):
             placed(run, held, first=1)
+        free.bytes = 1 << 40
+        assert not any(run.tokens.unpark(0, held, placed(run, held, first=1)))

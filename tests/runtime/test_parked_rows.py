@@ -73,6 +73,23 @@ def test_rows_outlive_their_context(synthetic):
         one.release()
 
 
+def test_rows_come_back_between_others_tokens(synthetic):
+    """Blocks that find cells one behind the other come back, though another's do not; where all of them can, they lie behind each other again."""
+    with filled(synthetic, unified=True, n_seq=3) as (context, run):
+        read(context, 0, 64, seq=1)
+        before, held = in_cells(run, 0, N), hold_blocks(run)
+        leave(context)
+        read(context, 0, N, seq=2)
+        leave(context, seq=2, first=128)
+        leave(context, seq=2, end=64)
+        cells = run.tokens.place(0, 0, np.zeros(N, np.uint8), parked=[(BLOCK * i, one) for i, one in enumerate(held)])
+        assert (cells == np.arange(1216, 1216 + N)).all()
+        assert run.tokens.unpark(0, held, np.split(cells, np.cumsum(sizes())[:-1])) == [True] * 5 and in_cells(run, 0, N) == before
+        leave(context)
+        assert back(run, held) == [False, True, True, True, False], "into cells 0 to 63, 128 to 1,151, and from 1,216 on"
+        assert in_cells(run, 0, N)[1:4] == before[1:4] and all_rows(run, held) == before
+
+
 def test_what_a_sequence_goes_on_with_is_not_parked(synthetic):
     """Tokens leave from the middle of the first block: its holder is asked, as ever, before the others' rows leave."""
     with filled(synthetic) as (context, run):
@@ -271,23 +288,28 @@ def test_a_conversation_parks_longer_from_several_places(synthetic):
         assert back(run, held, seq=1, n=2048) == [True] * 8 and in_cells(run, 1, 2048) == before
 
 
-def would(run, held: list[HeldTokens], seq: int = 0) -> list[bool]:
-    return run.tokens.would_park(seq, held)
+def copied(run, held: list[HeldTokens], seq: int = 0, some_of: HeldTokens | None = None) -> list[int]:
+    """Which of these must be copied before a sequence loses them all, and some tokens of one."""
+    return [held.index(one) for one in run.tokens.must_copy(seq, [(one, one is not some_of) for one in held])]
 
 
-def test_it_is_known_before_what_will_be_parked(synthetic):
-    """All that leave together, but what is held twice, what another sequence has too, and what is too little by itself."""
+def test_it_is_known_before_what_must_be_copied(synthetic):
+    """What is held twice, what another sequence has in part, what goes in part, and what is too little by itself; not what others have whole."""
     with filled(synthetic, unified=True) as (context, run):
         held = hold_blocks(run)
-        assert would(run, held) == [True] * 5 and would(run, held[4:]) == [False]
+        assert copied(run, held) == [] and copied(run, held[4:]) == [0]
+        assert copied(run, held, some_of=held[1]) == [1]
         again = run.tokens.hold(0, run.tokens.cells_of(0, 10))
-        assert would(run, held) == [False] + [True] * 4
+        assert copied(run, held) == [0]
         again.release()
         llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, 300, 400)
-        assert would(run, held) == [True, False, True, True, True]
+        assert copied(run, held) == [1]
         llama_cpp.llama_memory_seq_rm(context.memory, 1, -1, -1)
         held[2].release()
-        assert would(run, held) == [True, True, False, True, True]
+        assert copied(run, held) == []
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+        assert copied(run, held[4:]) == [], "they stay where they are"
+        llama_cpp.llama_memory_seq_rm(context.memory, 1, -1, -1)
         leave(context)
         assert [one.parked for one in held] == [True, True, False, True, True]
 
@@ -297,7 +319,7 @@ def test_nothing_is_parked_before_a_stream_is_copied(synthetic):
     with filled(synthetic) as (context, run):
         held = hold_blocks(run)
         llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
-        assert would(run, held) == [False] * 5
+        assert copied(run, held) == [0, 1, 2, 3, 4]
 
 
 def test_the_number_of_places_has_a_bound(synthetic):
@@ -307,7 +329,7 @@ def test_the_number_of_places_has_a_bound(synthetic):
         while n_asked == 0:
             one = run.tokens.hold(0, run.tokens.place(0, 0, np.zeros(512, np.uint8)))
             one.needed = lambda *_, one=one: None if one.parked else one.release()
-            expected = would(run, [one])
+            expected = [not copied(run, [one])]
             leave(context)
             assert [one.parked] == expected
             parked.append(one)
@@ -315,7 +337,7 @@ def test_the_number_of_places_has_a_bound(synthetic):
         assert len(parked) > 100
         parked[0].release()
         one = run.tokens.hold(0, run.tokens.place(0, 0, np.zeros(512, np.uint8)))
-        assert would(run, [one]) == [True]
+        assert copied(run, [one]) == []
 
 
 def test_rows_whose_holder_fails_are_released(synthetic):

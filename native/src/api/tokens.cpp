@@ -163,12 +163,12 @@ static std::vector<llama_edgekv_hold *> held_by(edgekv_hold * const * holds, int
     return held;
 }
 
-edgekv_status edgekv_would_park(const edgekv_context * ctx, int seq_id, edgekv_hold * const * holds, int n, uint8_t * parks) {
+edgekv_status edgekv_must_copy(const edgekv_context * ctx, int seq_id, edgekv_hold * const * holds, int n, const uint8_t * whole, uint8_t * copied) {
     EDGEKV_TRY(check_thread(ctx));
     EDGEKV_TRY(check(ctx, llama_edgekv_stream_of(ctx->lctx, seq_id), nullptr, 0));
 
     return guarded([&]() -> edgekv_status {
-        llama_edgekv_would_park(ctx->lctx, seq_id, held_by(holds, n).data(), n, parks);
+        llama_edgekv_must_copy(ctx->lctx, seq_id, held_by(holds, n).data(), n, whole, copied);
 
         return EDGEKV_OK;
     });

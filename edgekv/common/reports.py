@@ -158,8 +158,8 @@ class AnswerReport:
 
     @property
     def attended(self) -> float:
-        """As in SelectionReport; 0 if every token attended everything."""
-        return self.select().attended
+        """As in SelectionReport; 1 if every token attended all that it saw."""
+        return selection.attended if (selection := self.select()).n_selections else 1.0
 
     @property
     def error(self) -> float | None:

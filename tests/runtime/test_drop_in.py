@@ -128,7 +128,7 @@ def test_it_says_what_happened(opened):
     answer(llama, PROMPT)
     answer(llama, [*PROMPT, 270])
     last = llama.kv.last
-    assert (last.n_reused, last.n_prefilled, last.n_generated) == (len(PROMPT), 1, 6) and last.tokens_per_second > 0
+    assert (last.n_reused, last.n_prefilled, last.n_generated, last.attended, last.error) == (len(PROMPT), 1, 6, 1, None) and last.tokens_per_second > 0
 
 
 def test_results_say_so_where_asked(opened):

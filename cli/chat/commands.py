@@ -174,7 +174,7 @@ def stats(loop: ChatLoop, _: str) -> None:
 
 @_command()
 def memory(loop: ChatLoop, _: str) -> None:
-    """Show what the KV cache and the model occupy; in mode sparse also which pages live where and why."""
+    """Show what the KV cache and the model occupy, and what was read; on a GPU also which pages live where and why."""
     loop.renderer.table(loop.server.memory_rows())
 
 

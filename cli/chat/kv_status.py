@@ -91,7 +91,7 @@ def _mode_settings(attached: Runtime | None) -> str:
     if attached.mode is not KvMode.SPARSE:
         return mode_text(attached)
     options, arena = attached.options, attached.memory().arena_bytes
-    return f"{mode_text(attached)}: {' '.join(options.selection.sampled_by)}, {f'arena {size(arena)}' if arena else 'no arena'}"
+    return f"{mode_text(attached)}: {' '.join(options.selection.sampled_by)}" + (f", arena {size(arena)}" if arena else "")
 
 
 # ---- /memory ------------------------------------------------------------------------------------------------------------------

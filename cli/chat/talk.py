@@ -49,7 +49,7 @@ class Talk(Struct, frozen=True):
             return self._answer_once(self.question, server, keeper, renderer)
         renderer.note(f"{server.summary()} · /help · Ctrl-D leaves")
         if self.keeping and not self.kept.folder.exists():
-            renderer.note(f"conversations are kept in {self.kept.folder}, and their K and V in {default_folder()}, for this user's eyes; "
+            renderer.note(f"conversations are kept in {self.kept.folder}, and their K and V in {default_folder()}, which only you can read; "
                           "/chats lists them, /chats rm NAME deletes one, --no-keep keeps none")
         if self.resumed is not None:
             renderer.note(f"going on with {self.resumed}, {len(conversation.messages)} messages")

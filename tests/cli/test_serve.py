@@ -180,7 +180,7 @@ def test_serve_says_what_mode_sparse_has_and_what_types_cost_and_keeps_the_log_t
         context, types, *said, last = served.lines
         assert context.endswith(": 1,024 tokens of context for each of 2 slots\n")
         assert types == "note: what a cache in q8_0/q8_0 costs this model is not measured; `edgekv lab quality --types` measures it once\n"
-        assert said[0] == "  KV      sparse: sample budget 16,000, no arena\n" and said[1].startswith("  API ") and last == "Ctrl-C to stop\n"
+        assert said[0] == "  KV      sparse: sample budget 16,000\n" and said[1].startswith("  API ") and last == "Ctrl-C to stop\n"
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(60) == EXIT_OK and served.process.stderr.read() == "stopping\n"
 

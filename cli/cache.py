@@ -16,7 +16,7 @@ from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_json, print_rows
 from edgekv.common.errors import ConfigError, EdgeKVError
-from edgekv.common.units import long_duration, mebibytes, parse_duration, size, tokens
+from edgekv.common.units import counted, long_duration, mebibytes, parse_duration, size, tokens
 from edgekv.prefix_cache.settings import default_folder
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def list_(folder: Path, output: str) -> None:
     if output == "table":
         files = {file.path: file.n_bytes for chain in chains for file in chain.files}
         snapshots = {file.path: file.n_bytes for chain in chains for file in chain.snapshots}
-        beside = f", {len(snapshots)} snapshots, {size(sum(snapshots.values()))}" if snapshots else ""
-        click.echo(f"{len(chains)} conversations in {len(files)} blocks, {size(sum(files.values()))}{beside} in {folder}", err=True)
+        beside = f", {counted(len(snapshots), 'snapshot')}, {size(sum(snapshots.values()))}" if snapshots else ""
+        click.echo(f"{counted(len(chains), 'conversation')} in {counted(len(files), 'block')}, {size(sum(files.values()))}{beside} in {folder}", err=True)
 
 
 @cache.command(epilog=examples(
@@ -109,7 +109,7 @@ def show(id: str, folder: Path, output: str) -> None:  # noqa: A002 - its name o
         print_json({**_row(chain), "first_tokens": first_tokens(chain, N_SHOWN), "blocks": rows})
         return
     if output != "csv":
-        beside = f", {len(chain.snapshots)} snapshots, {size(chain.snapshot_bytes)}" if chain.snapshots else ""
+        beside = f", {counted(len(chain.snapshots), 'snapshot')}, {size(chain.snapshot_bytes)}" if chain.snapshots else ""
         click.echo(f"{chain.id}: {tokens(chain.n_tokens)} tokens of {chain.name}, {size(chain.n_bytes)}{beside}; it begins with the tokens "
                    f"{' '.join(map(str, first_tokens(chain, N_SHOWN)))}\n")
     print_rows(rows, BLOCK_COLUMNS, output)
@@ -154,7 +154,7 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: st
     if everything and len(removable) == len(doomed):
         n_bytes += remove_files(listed(folder))  # snapshots behind no stored block
         forget_all(folder)
-    click.echo(f"{len(removable)} conversations removed, {size(n_bytes)}")
+    click.echo(f"{counted(len(removable), 'conversation')} removed, {size(n_bytes)}")
     if len(removable) < len(doomed):
         click.echo(f"{len(doomed) - len(removable)} are pinned and stay; `edgekv cache unpin` takes a name from one", err=True)
 
@@ -181,7 +181,7 @@ def verify(remove: bool, folder: Path) -> None:
                 click.echo(f"{file.path}: {fault}", err=True)
                 if fault.damaged and remove:
                     remove_file(file.path)
-    click.echo(f"{n} blocks, {size(n_bytes)}, {n_damaged} damaged")
+    click.echo(f"{counted(n, 'block')}, {size(n_bytes)}, {n_damaged} damaged")
     if n_damaged:
         then = "they were removed" if remove else "servers skip them; `edgekv cache verify --remove` removes them"
         raise EdgeKVError(f"{n_damaged} of {n} blocks are damaged; {then}")

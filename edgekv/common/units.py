@@ -81,6 +81,11 @@ def gibibytes(n_bytes: float) -> str:
     return f"{n_bytes / GIB:.2f}"
 
 
+def counted(n: int, noun: str) -> str:
+    """ "1 token", "2,000 tokens"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def tokens(n: int) -> str:
     """ "4,096": a count, of tokens or anything else."""
     return f"{n:,}"

@@ -100,7 +100,7 @@ def test_show_says_which_ids_there_are(folder):
 
 def test_rm_leaves_what_others_share(folder):
     found = rows(folder)
-    assert "1 conversations removed" in run(folder, "rm", found[1]["id"]).stdout
+    assert "1 conversation removed" in run(folder, "rm", found[1]["id"]).stdout
     assert [n_stored(folder, talk) for talk in TALKS] == [612, 712, 512]
     run(folder, "rm", found[2]["id"], found[3]["id"])
     assert [n_stored(folder, talk) for talk in TALKS] == [0, 0, 0]

@@ -32,6 +32,8 @@ class Found(Struct, frozen=True):
     """The references for predictions: `stock` and `exact`."""
     ram_mib: float | None = None
     vram_mib: float | None = None
+    on_disk: bool = False
+    """K and V lie in a file."""
 
     @property
     def is_prompt(self) -> bool:
@@ -45,6 +47,10 @@ class Found(Struct, frozen=True):
         """A figure of the selection; None if nothing was selected."""
         selection = self.taken.tally.selection
         return getattr(selection, name) if selection.n_selections else None
+
+    def counted(self, name: str) -> float | None:
+        """What a pass counted for a token (`edgekv.bench.process.COUNTED`), the median; None where this system does not count it."""
+        return float(np.median(self.taken.counts[name])) if name in self.taken.counts else None
 
     def for_each_token(self, name: str) -> float | None:
         """A count of the hierarchy per token; None if EdgeKV did not run."""
@@ -115,10 +121,6 @@ def _sketches(found: Found) -> float | None:
     return None if n_bytes is None else n_bytes / MIB
 
 
-def _disk_pages(found: Found) -> float | None:
-    return float(np.median(found.taken.disk_pages)) if found.taken.disk_pages else None
-
-
 class Figure(Struct, frozen=True):
     key: str
     of: Callable[[Found], Any]
@@ -152,7 +154,7 @@ FIGURES = (
     Figure("error", lambda found: found.of_mode("error", found.selected("error")), "error %", partial(percent, digits=2), _KLD),
     Figure("hit_rate", lambda found: found.selected("hit_rate"), "hits %", percent, _KLD),
     Figure("hit_rate_mass", lambda found: found.selected("hit_rate_mass")),
-    Figure("disk_pages", _disk_pages, "disk pages", partial(fixed, digits=0)),
+    Figure("disk_pages", lambda found: found.counted("disk_pages") if found.on_disk else None, "disk pages", partial(fixed, digits=0)),
     Figure("bytes_moved", lambda found: found.for_each_token("moved_bytes")),
     Figure("stall_ms", lambda found: None if (s := found.for_each_token("stall_seconds")) is None else 1000 * s),
     Figure("overhead_fraction", _overhead, "overhead %", percent, _KLD),

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from edgekv.bench.modes import BenchMode
-from edgekv.bench.process import DiskReads
+from edgekv.bench.process import Counts
 from edgekv.bench.request import BenchTest
 from edgekv.bench.tally import added
 from edgekv.common.enums import CacheType, KvMode
@@ -94,15 +94,15 @@ class Pass(Struct):
 
 
 def decode(decoder: Decoder, tokens: Sequence[int], keep_logits: bool, step: Callable[[Sequence[int]], float] | None = None,
-           patience: float = math.inf, reads: DiskReads | None = None) -> Pass:
+           patience: float = math.inf, counts: Counts | None = None) -> Pass:
     """Decode `tokens` one by one in the present mode; stop early once the timed steps take more than `patience` seconds. `step`
-    decodes a token and returns its seconds; None: the decoder's own. `reads` counts what the timed steps read from disks."""
-    done, step, reads = Pass(), step or decoder.decode, reads or DiskReads()
+    decodes a token and returns its seconds; None: the decoder's own. `counts` counts the timed steps."""
+    done, step, counts = Pass(), step or decoder.decode, counts or Counts()
     stats, selection = _counters(decoder.kv)
     for i, token in enumerate(tokens):
         if i == 1:
             stats, selection = _counters(decoder.kv)
-            reads.begin()
+            counts.begin()
         seconds = step([token])
         if i:
             done.seconds.append(seconds)
@@ -111,7 +111,7 @@ def decode(decoder: Decoder, tokens: Sequence[int], keep_logits: bool, step: Cal
         if i >= LEAST_STEPS and sum(done.seconds) > patience:
             break
     if done.seconds:
-        reads.end()
+        counts.end()
     after = _counters(decoder.kv)
     done.stats, done.selection = added(after[0], stats, -1), added(after[1], selection, -1)
     return done
@@ -157,8 +157,8 @@ class Passes:
         """n_warmup: tokens with full attention before generation, in every mode; None: only in mode sparse, in proportion to the
         tokens that it will generate."""
         self.opened, self.n_warmup = opened, n_warmup
-        self.reads = DiskReads()
-        """What the newest `one` read from disks in the time that it measured."""
+        self.counts = Counts()
+        """What the newest `one` counted in the time that it measured."""
 
     def one(self, mode: BenchMode, test: BenchTest, n_threads: int, keep_logits: bool) -> tuple[float, Pass | None]:
         """The seconds of the prompt, and the pass that generated. The cache holds `test.depth` tokens before and after. Changes of mode
@@ -167,15 +167,14 @@ class Passes:
         assert decoder is not None
         decoder.set_threads(n_threads)
         self._enter(decoder, mode, test)
-        tokens, reads = self.opened.token(test.depth, test.margin), DiskReads()
-        self.reads = reads
+        tokens, self.counts = self.opened.token(test.depth, test.margin), Counts()
         try:
-            seconds = self._prompt(decoder, tokens[: test.n_prompt], reads)
+            seconds = self._prompt(decoder, tokens[: test.n_prompt], self.counts)
             if not test.n_gen:
                 return seconds, None
             if test.n_prompt:
-                return seconds, _generate(decoder, tokens[test.n_prompt : test.n_tokens], keep_logits, reads)
-            return 0.0, decode(decoder, tokens, keep_logits, reads=reads)
+                return seconds, _generate(decoder, tokens[test.n_prompt : test.n_tokens], keep_logits, self.counts)
+            return 0.0, decode(decoder, tokens, keep_logits, counts=self.counts)
         finally:
             decoder.rewind(test.depth)
 
@@ -188,7 +187,7 @@ class Passes:
         decoder.set_threads(n_threads)
         if decoder.kv is not None:
             decoder.kv.configure(mode.options(self.opened.base, test.n_empty))
-        return self._prompt(decoder, self.opened.token(test.depth, test.n_empty), DiskReads())
+        return self._prompt(decoder, self.opened.token(test.depth, test.n_empty), Counts())
 
     def limit(self, n_threads: int) -> list[float]:
         """Seconds of tokens with an empty cache, in mode exact: only the weights, in the fastest kernels for them."""
@@ -204,18 +203,17 @@ class Passes:
         """The successor of each token that a test without a prompt decodes."""
         return self.opened.token(test.depth + 1, test.margin)
 
-    def _prompt(self, decoder: Decoder, tokens: Sequence[int], reads: DiskReads) -> float:
-        """Seconds of the prompt, whose reads from disks are counted. Decodes its first token once before and rewinds, which builds the mode's
-        graph."""
+    def _prompt(self, decoder: Decoder, tokens: Sequence[int], counts: Counts) -> float:
+        """Seconds of the prompt, which is counted. Decodes its first token once before and rewinds, which builds the mode's graph."""
         if not tokens:
             return 0.0
         depth = decoder.position
         decoder.mark()
         decoder.decode(tokens[:1])
         decoder.rewind(depth)
-        reads.begin()
+        counts.begin()
         seconds = decoder.read(tokens, self.opened.opening.n_batch)
-        reads.end()
+        counts.end()
         return seconds
 
     def _enter(self, decoder: Decoder, mode: BenchMode, test: BenchTest) -> None:
@@ -233,13 +231,13 @@ class Passes:
             decoder.kv.configure(mode.options(self.opened.base, test.depth + test.n_tokens))
 
 
-def _generate(decoder: Decoder, tokens: Sequence[int], keep_logits: bool, reads: DiskReads) -> Pass:
+def _generate(decoder: Decoder, tokens: Sequence[int], keep_logits: bool, counts: Counts) -> Pass:
     """Generate and time every token: the mode has just read a prompt, so its graph is built."""
     done = Pass()
-    reads.begin()
+    counts.begin()
     for token in tokens:
         done.seconds.append(decoder.decode([token]))
         if keep_logits:
             done.logits.append(np.asarray(decoder.logits()))
-    reads.end()
+    counts.end()
     return done

@@ -1,9 +1,10 @@
-"""The peak memory of this process, and what it reads from disks."""
+"""The peak memory of this process, and what it counts while a pass runs."""
 
 import contextlib
 import mmap
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from edgekv._native import device_calls
@@ -42,20 +43,23 @@ class Peak:
             self.vram_mib = max(self.vram_mib or 0.0, (there.total_bytes - there.free_bytes) / MIB)
 
 
-class DiskReads:
-    """Adds up the pages that all threads of this process read from disks between `begin` and `end`: those that were in memory count nothing."""
+COUNTED: dict[str, Callable[[], float | None]] = {
+    "disk_pages": lambda: None if (n := _count("io", "read_bytes")) is None else n / mmap.PAGESIZE,
+}
+"""What passes count besides time, of all threads: pages that came from disks, not those that were in memory. None: this system does not count it."""
+
+
+class Counts:
+    """Adds up what `COUNTED` counts between `begin` and `end`."""
 
     def __init__(self) -> None:
-        self.n_pages: float | None = 0.0
-        """None: the system does not count them."""
-        self._before: int | None = None
+        self.sums: dict[str, float] = {}
+        self._before: dict[str, float | None] = {}
 
     def begin(self) -> None:
-        self._before = _count("io", "read_bytes")
+        self._before = {name: count() for name, count in COUNTED.items()}
 
     def end(self) -> None:
-        now = _count("io", "read_bytes")
-        if self.n_pages is None or self._before is None or now is None:
-            self.n_pages = None
-        else:
-            self.n_pages += (now - self._before) / mmap.PAGESIZE
+        for name, before in self._before.items():
+            if before is not None and (now := COUNTED[name]()) is not None:
+                self.sums[name] = self.sums.get(name, 0.0) + now - before

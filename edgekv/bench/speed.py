@@ -271,9 +271,7 @@ class Group:
             for work, took in zip(_works(test), (seconds, sum(done.seconds) if done else 0.0, empty or 0.0)):
                 self.meter.add(work, took, measured=True)
                 self.meter.finish()
-            one.add(seconds, done, empty)
-            if self.request.kv_dir is not None:
-                one.add_reads(passes.reads.n_pages, done)
+            one.add(seconds, done, empty, passes.counts.sums)
             if compared and done and key in self.references:
                 references[self.references[key]] = done.logits
             elif compared and done:
@@ -301,7 +299,7 @@ class Group:
             one = done[key]
             shallow = self.shallow.setdefault((key, n_threads, replace(test, depth=0).name), one.typical)
             found = Found(member.mode, one, n_threads, n_heads, stock, shallow, float(np.median(limits)) if limits else None, references,
-                          self.peak.ram_mib, self.peak.vram_mib)
+                          self.peak.ram_mib, self.peak.vram_mib, on_disk=self.request.kv_dir is not None)
             figures = {figure.key: figure.of(found) for figure in FIGURES}
             rows.append(self._row(member, test, n_threads, opened, {**one.samples(), **figures, "note": common}))
         return rows

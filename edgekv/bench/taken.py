@@ -26,11 +26,11 @@ class Taken(Struct):
     """The generated tokens."""
     bytes_kept: Mapping[str, int] = field(default_factory=dict)
     """Bytes that the mode keeps besides the cache, by name."""
-    disk_pages: list[float] = field(default_factory=list)
-    """With a KV home on disk, pages that came from disks for a timed token, for each pass; empty where they are not counted."""
+    counts: dict[str, list[float]] = field(default_factory=dict)
+    """What was counted (`edgekv.bench.process.COUNTED`) for a timed token, for each pass."""
 
-    def add(self, prompt: float, done: Pass | None, empty: float | None) -> None:
-        """Add a pass. prompt: seconds to read it. empty: the same in an empty cache."""
+    def add(self, prompt: float, done: Pass | None, empty: float | None, counts: Mapping[str, float]) -> None:
+        """Add a pass. prompt: seconds to read it. empty: the same in an empty cache. counts: of the pass, by name."""
         generated = done.seconds if done else []
         self.seconds.append(prompt + sum(generated))
         if empty is not None:
@@ -39,11 +39,8 @@ class Taken(Struct):
             self.first.append(prompt + generated[0])
         if done:
             self.tally.time(generated, done.stats, done.selection)
-
-    def add_reads(self, n_pages: float | None, done: Pass | None) -> None:
-        """Add the pages that came from disks in a pass; None: they are not counted."""
-        if n_pages is not None:
-            self.disk_pages.append(n_pages / max(1, self.test.n_prompt + (len(done.seconds) if done else 0)))
+        for name, n in counts.items():
+            self.counts.setdefault(name, []).append(n / max(1, self.test.n_prompt + len(generated)))
 
     @property
     def typical(self) -> float:

@@ -65,7 +65,6 @@ def run(bench: ServeBench, text: str, progress: Progress = lambda what, done, to
                 for part in PARTS:
                     seen[name, part].append(endpoint.together(prompts, bench.load.n_answer, name))
                 yield _rows(bench, {key: turns for key, turns in seen.items() if turns})
-        progress("done", total, total)
 
 
 def _rows(bench: ServeBench, seen: dict[tuple[str, str], list[LoadPart]]) -> list[dict[str, Any]]:

@@ -281,6 +281,10 @@ class FolderPlace(Place):
         self._looked = time.monotonic()
         return files
 
+    def recount(self) -> None:
+        with contextlib.suppress(OSError):
+            self._look()  # a write meanwhile goes uncounted, as another process's, until the folder is listed again
+
     def _counts(self, n_blocks: int, n_bytes: int) -> None:
         """So many more are there since."""
         self.stats.n_blocks += n_blocks

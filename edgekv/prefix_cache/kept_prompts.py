@@ -93,6 +93,8 @@ class Kept:
         files = self._files()
         gone = sorted((file for file in files if file.link.key in order), key=lambda file: -order[file.link.key])
         remove_files([*gone, *snapshots_on(gone, files)])
+        for place in self._store.places:
+            place.recount()
         return sum(self._store.identity.layout.block_bytes(link.n) for link in links)
 
     def _of_these_alone(self, prompts: list[KeptPrompt]) -> list[Link]:

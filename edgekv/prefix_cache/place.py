@@ -82,6 +82,10 @@ class Place(Tier, Protocol):
         """Called now and then."""
         return
 
+    def recount(self) -> None:
+        """Somebody else removed blocks of it. Any thread calls this."""
+        return
+
     def touch(self, chain: Sequence[Link]) -> list[Link]:
         """Note that a chain was used, from its root on; returns the links that the place lacks. No write evicts a block of it until the next call."""
 

@@ -56,7 +56,7 @@ def test_kept_prompts_are_listed_and_removed(tiny, tmp_path):
         post(server.url, "/completion", nothing)
         assert n_read(ask(server, one)) >= 600 - 300
         assert removed(server, "all=true").body["removed"] == 2
-        assert listed(server) == [] and not list(scan(tmp_path))
+        assert listed(server) == [] and not list(scan(tmp_path)) and server.prefixes.stats()[0].disk.n_bytes == 0
 
 
 def test_a_prompt_stays_for_a_time_and_no_longer(tiny, tmp_path):

@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from edgekv.common import json_file
 from edgekv.prefix_cache.blocks import line
-from edgekv.prefix_cache.files import listed, remove_files, removing
+from edgekv.prefix_cache.files import CONVERSATIONS, listed, remove_files, removing, write_note
 from edgekv.prefix_cache.named import pinned_paths, read_pins, snapshots_on
 
 _NAME = re.compile(r"[0-9a-z]{1,64}")
@@ -25,7 +24,7 @@ def add_blocks(folder: Path, name: str, keys: Iterable[bytes]) -> None:
     if had.issuperset(keys := set(keys)):
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    json_file.replace(path, sorted(key.hex() for key in had | keys), indent=None)
+    write_note(path, sorted(key.hex() for key in had | keys))
 
 
 def knows(folder: Path, name: str) -> bool:
@@ -58,7 +57,7 @@ def forget(folder: Path, name: str) -> int:
 def forget_all(folder: Path) -> None:
     """Forget the blocks of every conversation, because the folder has none left. Raises EdgeKVError."""
     with removing():
-        for path in (folder / "conversations").glob(f"*{_ENDING}"):
+        for path in (folder / CONVERSATIONS).glob(f"*{_ENDING}"):
             path.unlink(missing_ok=True)
 
 
@@ -72,4 +71,4 @@ def _keys(path: Path) -> set[bytes]:
 def _path(folder: Path, name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a conversation")
-    return folder / "conversations" / f"{name}{_ENDING}"
+    return folder / CONVERSATIONS / f"{name}{_ENDING}"

@@ -1,16 +1,20 @@
-"""The files of blocks in a folder, without an index, so that several processes can share it. README.md lists their names; a process that writes a
-temporary one has it locked."""
+"""The files of blocks in a folder, without an index, so that several processes can share it, and the small ones beside them. README.md lists their names;
+a process that writes a temporary one has it locked."""
 
 import contextlib
 import errno
 import fcntl
+import itertools
+import json
 import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -19,6 +23,9 @@ from edgekv.prefix_cache.blocks import KEY_BYTES, Link, Reading
 from edgekv.prefix_cache.format import BlockHeader, Refused, decode_header, header_bytes
 
 TEMPORARY = ".tmp-"
+PINS, CONVERSATIONS = "pins", "conversations"
+"""Folders of small files."""
+
 _HEX = rf"[0-9a-f]{{{2 * KEY_BYTES}}}"
 _NAME = re.compile(rf"({_HEX})-([0-9])-([0-9]{{1,3}})\.(kv|kvr|snap)")
 _FOLDER = re.compile(_HEX)
@@ -119,6 +126,11 @@ def write_file(path: Path, header: bytes, payload: memoryview, used_ns: int) -> 
     _write_once(path, header, payload, used_ns)
 
 
+def write_note(path: Path, content: dict[str, Any] | list[str]) -> None:
+    """Write a small file, JSON in one line, in the same way. Raises OSError."""
+    write_file(path, json.dumps(content).encode(), memoryview(b""), time.time_ns())
+
+
 def _write_once(path: Path, header: bytes, payload: memoryview, used_ns: int) -> None:
     """Write everything to disk under another name, then rename it."""
     made = not path.parent.is_dir()
@@ -186,7 +198,9 @@ def removing() -> Iterator[None]:
 
 def remove_temporaries(folder: Path) -> int:
     """Remove the unlocked temporary files, whose processes were killed while they wrote. Returns their number. Raises OSError."""
-    return sum(_remove_unlocked(Path(entry.path)) for _, _, entry in _files(folder) if entry.name.startswith(TEMPORARY))
+    beside = (entry for name in (PINS, CONVERSATIONS) for entry in _entries(folder / name, _NOT_OURS))
+    entries = itertools.chain((entry for _, _, entry in _files(folder)), beside)
+    return sum(_remove_unlocked(Path(entry.path)) for entry in entries if entry.name.startswith(TEMPORARY))
 
 
 def _remove_unlocked(path: Path) -> bool:

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from edgekv.common import json_file
 from edgekv.common.errors import ConfigError
 from edgekv.prefix_cache.blocks import line
-from edgekv.prefix_cache.files import BlockFile
+from edgekv.prefix_cache.files import PINS, BlockFile, write_note
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ASKED = "asked-"
@@ -60,7 +60,7 @@ def write_pin(folder: Path, pin: Pin) -> None:
     if not _NAME.fullmatch(pin.name):
         raise ConfigError(f"the name is {pin.name!r}; it must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter "
                           "or digit")
-    json_file.replace(_path(folder, pin.name), {**structs.asdict(pin), "root": pin.root.hex(), "key": pin.key.hex()}, indent=None)
+    write_note(_path(folder, pin.name), {**structs.asdict(pin), "root": pin.root.hex(), "key": pin.key.hex()})
 
 
 def remove_pin(folder: Path, name: str) -> bool:
@@ -75,7 +75,7 @@ def remove_pin(folder: Path, name: str) -> bool:
 def read_pins(folder: Path, now: float | None = None) -> list[Pin]:
     """The pins that have not expired, by name; other files are skipped."""
     pins = []
-    for path in sorted((folder / "pins").glob("*.json")):
+    for path in sorted((folder / PINS).glob("*.json")):
         said = json_file.read(path)
         with contextlib.suppress(ValueError, KeyError, TypeError):
             pins.append(Pin(path.stem, bytes.fromhex(said["root"]), bytes.fromhex(said["key"]), float(said["expires"])))
@@ -111,4 +111,4 @@ def pinned_paths(pins: Iterable[Pin], files: Iterable[BlockFile]) -> set[Path]:
 
 
 def _path(folder: Path, name: str) -> Path:
-    return folder / "pins" / f"{name}.json"
+    return folder / PINS / f"{name}.json"

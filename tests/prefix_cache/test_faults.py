@@ -41,6 +41,19 @@ def test_temporaries_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_pa
     assert not living.exists()
 
 
+@pytest.mark.parametrize("write", ["named.write_pin(folder, named.Pin({}, bytes(16), bytes(16), 9e9))", "conversations.add_blocks(folder, {}, [bytes(16)])"],
+                         ids=["pin", "conversation"])
+def test_what_is_left_of_a_small_file_is_removed(tmp_path, write):
+    """Its process was killed before the file got its name."""
+    lines = ["import os", "from pathlib import Path", "from edgekv.prefix_cache import conversations, named", f"folder = Path({str(tmp_path)!r})",
+             write.format("'whole'"), "os.replace = lambda *_: os._exit(9)", write.format("'half'")]
+    assert subprocess.run([sys.executable, "-c", "\n".join(lines)], check=False).returncode == 9
+    (folder,) = tmp_path.iterdir()
+    assert len(list(folder.iterdir())) == 2
+    open_store(tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["whole.json"]
+
+
 def test_a_thread_that_cannot_start_is_started_later(tmp_path, monkeypatch):
     store = open_store(tmp_path)
 

@@ -104,9 +104,10 @@ class BlockReader(Struct, frozen=True):
     header: BlockHeader
     rate: Rate
 
-    def read(self, layers: range, out: np.ndarray) -> bool:
-        """Fill `out`; True. Raises Refused, OSError; FileNotFoundError also if another file has replaced it."""
-        return read_layers(self.header, layers, out, self._read)
+    def read(self, layers: range, out: np.ndarray) -> np.ndarray:
+        """Fill `out`, and return it. Raises Refused, OSError; FileNotFoundError also if another file has replaced it."""
+        read_layers(self.header, layers, out, self._read)
+        return out
 
     def _read(self, start: int, out: np.ndarray) -> bool:
         began = time.monotonic()

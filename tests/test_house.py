@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 2_836,
     "tests/proof": 244,
     "tests/runtime": 6_839,
-    "tests/server": 8_790,
+    "tests/server": 8_791,
     "tests/support": 4_621,
     "tests/templates": 153,
     "tests/tiering": 1_180,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
+Parts = Sequence[str | tuple[str, str]]
+"""Texts, some with their style, as rich's `Text.assemble` takes them."""
 
 WIDEST = 100
 """Characters of a line, however wide the terminal."""
@@ -31,81 +30,52 @@ class Mark(Enum):
 def say(mark: Mark, label: str, text: str, aside: str = "") -> None:
     """Print a finding on standard output. aside: what is less important, in brackets behind it. With Mark.NEXT the text is a command to copy, in one
     piece."""
-    if not sys.stdout.isatty():
-        click.echo(f"{label:<{_LABEL}}{text}" + (f" ({aside})" if aside else ""))
-        return
-    from rich.text import Text
-
-    console = _console()
-    begin = _sign(mark, console).append(f"{label:<{_LABEL}}")
+    label, aside = f"{label:<{_LABEL}}", f" ({aside})" if aside else ""
     if mark is Mark.NEXT:
-        console.print(begin.append(text, "bold default"), soft_wrap=True)
-        return
-    _hang(console, begin, Text(text).append(f" ({aside})" if aside else "", "dim"))
+        _show(label + text + aside, [label, (text, "bold default")], mark=mark)
+    else:
+        _show(label + text + aside, [label], [text, (aside, "dim")], mark)
 
 
 def fact(label: str, text: str, width: int) -> None:
     """Print a label, padded to `width`, and its text."""
-    if not sys.stdout.isatty():
-        click.echo(f"{label:<{width}}{text}")
-        return
-    from rich.text import Text
-
-    _hang(_console(), Text(f"{label:<{width}}", "dim"), Text(text))
+    _show(f"{label:<{width}}{text}", [(f"{label:<{width}}", "dim")], [text])
 
 
 def verdict(mark: Mark, text: str) -> None:
     """Print the one sentence that matters most."""
-    if not sys.stdout.isatty():
-        click.echo(text)
-        return
-    from rich.text import Text
-
-    console = _console()
-    _hang(console, _sign(mark, console), Text(text, "bold"))
+    _show(text, [], [(text, "bold")], mark)
 
 
 def heading(name: str, text: str) -> None:
     """Print what all that follows is about."""
-    if not sys.stdout.isatty():
-        click.echo(f"{name} {text}\n")
-        return
-    from rich.text import Text
-
-    _console().print(Text(name, "bold").append(f" {text}\n", "not bold"))
+    _show(f"{name} {text}\n", [(name, "bold"), f" {text}\n"])
 
 
 def prose(text: str, style: str = "", err: bool = False) -> None:
     """Print a sentence on standard output, or on standard error."""
+    _show(text, [(text, style)], err=err)
+
+
+def _show(plain: str, begin: Parts, text: Parts | None = None, mark: Mark | None = None, err: bool = False) -> None:
+    """Print the plain text; on a terminal the mark, `begin`, and beside them `text`, which goes on below its own beginning."""
     if not (sys.stderr if err else sys.stdout).isatty():
-        click.echo(text, err=err)
+        click.echo(plain, err=err)
         return
-    from rich.text import Text
-
-    _console(err).print(Text(text, style))
-
-
-def _sign(mark: Mark, console: Console) -> Text:
-    from rich.text import Text
-
-    sign, colour = mark.value
-    return Text(f"{sign if console.encoding.startswith('utf') else ' '} ", colour)
-
-
-def _hang(console: Console, begin: Text, text: Text) -> None:
-    """Print a text that goes on below its beginning."""
-    from rich.table import Table
-
-    row = Table.grid()
-    row.add_column(width=len(begin))
-    row.add_column(overflow="fold")
-    row.add_row(begin, text)
-    console.print(row)
-
-
-def _console(err: bool = False) -> Console:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     console = Console(highlight=False, stderr=err)
     console.width = min(console.width, WIDEST)
-    return console
+    sign, colour = ("", "") if mark is None else mark.value
+    before = f"{sign if console.encoding.startswith('utf') else ' '} " if mark is not None else ""
+    head = Text.assemble(before, *begin, style=colour)
+    if text is None:
+        console.print(head, soft_wrap=mark is Mark.NEXT)
+        return
+    row = Table.grid()
+    row.add_column(width=len(head))
+    row.add_column(overflow="fold")
+    row.add_row(head, Text.assemble(*text))
+    console.print(row)

@@ -10,7 +10,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import gguf
 import numpy as np
@@ -22,7 +22,7 @@ from edgekv.models.model_shape import ModelShape
 from edgekv.models.reader import HEADER_ONLY
 from edgekv.models.shape_weights import Weights
 from edgekv.models.shapes import WEIGHT_TYPES
-from edgekv.models.synth_file import FIRST_PRINTABLE, add_text_tokenizer
+from edgekv.models.synth_file import FIRST_PRINTABLE, add_text_tokenizer, say
 
 Progress = Callable[[int, int], None]
 """Called with the bytes written, and all bytes."""
@@ -175,75 +175,50 @@ def _check_room(path: Path, n_bytes: int) -> None:
 
 
 def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, weight_type: str) -> None:
-    writer.add_type("model")
-    writer.add_name(f"EdgeKV synthetic {shape.name}")
-    writer.add_description("random weights in the shape of a model, for measurements; it has nothing to say")
     if weight_type in _FILE_TYPES:
         writer.add_file_type(_FILE_TYPES[weight_type])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_context_length(shape.n_ctx_train)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_block_count(shape.n_layer)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_head)
     same = len(set(shape.heads_kv)) == 1 or shape.delta is not None  # llama.cpp counts a delta net's layers by their period
-    writer.add_head_count_kv(shape.n_head_kv if same else shape.heads_kv)
-    writer.add_layer_norm_rms_eps(shape.norm_epsilon)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_vocab_size(shape.n_vocab)
-    _add_heads(writer, shape)
-    _add_parts(writer, shape)
+    say(writer, type="model", name=f"EdgeKV synthetic {shape.name}", quantization_version=gguf.GGML_QUANT_VERSION,
+        description="random weights in the shape of a model, for measurements; it has nothing to say", context_length=shape.n_ctx_train,
+        embedding_length=shape.n_embd, block_count=shape.n_layer, feed_forward_length=shape.n_ff, head_count=shape.n_head,
+        head_count_kv=shape.n_head_kv if same else shape.heads_kv, layer_norm_rms_eps=shape.norm_epsilon, rope_freq_base=shape.rope_base,
+        vocab_size=shape.n_vocab, **_heads(shape), **_experts(shape), **_layer_kinds(shape))
     add_text_tokenizer(writer, shape.n_vocab)
 
 
-def _add_heads(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
+def _heads(shape: ModelShape) -> dict[str, Any]:
     if (latent := shape.latent) is not None:
-        writer.add_key_length(latent.n_kv + latent.n_rope)
-        writer.add_value_length(latent.n_kv)
-        writer.add_key_length_mla(latent.n_key + latent.n_rope)
-        writer.add_value_length_mla(latent.n_value)
-        writer.add_q_lora_rank(latent.n_q)
-        writer.add_kv_lora_rank(latent.n_kv)
-        writer.add_rope_dimension_count(latent.n_rope)
-        return
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.delta.rope_dim if shape.delta else shape.head_dim)
+        return {"key_length": latent.n_kv + latent.n_rope, "value_length": latent.n_kv, "key_length_mla": latent.n_key + latent.n_rope,
+                "value_length_mla": latent.n_value, "q_lora_rank": latent.n_q, "kv_lora_rank": latent.n_kv, "rope_dimension_count": latent.n_rope}
+    return {"key_length": shape.head_dim, "value_length": shape.head_dim, "rope_dimension_count": shape.delta.rope_dim if shape.delta else shape.head_dim}
 
 
-def _add_parts(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
-    if (experts := shape.experts) is not None:
-        writer.add_expert_count(experts.n)
-        writer.add_expert_used_count(experts.n_used)
-        writer.add_expert_feed_forward_length(experts.n_ff)
-        if shape.latent is not None:
-            writer.add_leading_dense_block_count(experts.n_dense)
-            writer.add_expert_shared_count(experts.n_ff_shared // experts.n_ff)
-            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-            writer.add_expert_weights_norm(True)
-            writer.add_expert_weights_scale(1.8)
-        elif experts.n_ff_shared:
-            writer.add_expert_shared_feed_forward_length(experts.n_ff_shared)
+def _experts(shape: ModelShape) -> dict[str, Any]:
+    if (experts := shape.experts) is None:
+        return {}
+    facts: dict[str, Any] = {"expert_count": experts.n, "expert_used_count": experts.n_used, "expert_feed_forward_length": experts.n_ff}
+    if shape.latent is not None:
+        facts |= {"leading_dense_block_count": experts.n_dense, "expert_shared_count": experts.n_ff_shared // experts.n_ff,
+                  "expert_gating_func": gguf.ExpertGatingFuncType.SIGMOID, "expert_weights_norm": True, "expert_weights_scale": 1.8}
+    elif experts.n_ff_shared:
+        facts["expert_shared_feed_forward_length"] = experts.n_ff_shared
+    return facts
+
+
+def _layer_kinds(shape: ModelShape) -> dict[str, Any]:
+    """Facts about windows, delta nets and convolutions."""
+    facts: dict[str, Any] = {}
     if (window := shape.window) is not None:
-        writer.add_sliding_window(window.n)
+        facts["sliding_window"] = window.n
         if window.head_dim:
-            writer.add_sliding_window_pattern([shape.slides(il) for il in range(shape.n_layer)])
-            writer.add_key_length_swa(window.head_dim)
-            writer.add_value_length_swa(window.head_dim)
-            writer.add_rope_dimension_count_swa(window.head_dim)
-            writer.add_rope_freq_base_swa(window.rope_base)
-            writer.add_embedding_length_per_layer_input(0)
-            writer.add_final_logit_softcapping(30.0)
+            facts |= {"sliding_window_pattern": [shape.slides(il) for il in range(shape.n_layer)], "key_length_swa": window.head_dim,
+                      "value_length_swa": window.head_dim, "rope_dimension_count_swa": window.head_dim, "rope_freq_base_swa": window.rope_base,
+                      "embedding_length_per_layer_input": 0, "final_logit_softcapping": 30.0}
     if (delta := shape.delta) is not None:
-        writer.add_rope_dimension_sections([delta.rope_dim // 6 + 1, delta.rope_dim // 6 + 1, delta.rope_dim // 6, 0])
-        writer.add_ssm_conv_kernel(delta.conv_kernel)
-        writer.add_ssm_inner_size(delta.n_value_heads * delta.head_dim)
-        writer.add_ssm_state_size(delta.head_dim)
-        writer.add_ssm_time_step_rank(delta.n_value_heads)
-        writer.add_ssm_group_count(delta.n_key_heads)
-        writer.add_full_attention_interval(delta.period)
-    if shape.convolutions is not None:
-        writer.add_shortconv_l_cache(shape.convolutions.kernel)
+        facts |= {"rope_dimension_sections": [delta.rope_dim // 6 + 1, delta.rope_dim // 6 + 1, delta.rope_dim // 6, 0],
+                  "ssm_conv_kernel": delta.conv_kernel, "ssm_inner_size": delta.n_value_heads * delta.head_dim, "ssm_state_size": delta.head_dim,
+                  "ssm_time_step_rank": delta.n_value_heads, "ssm_group_count": delta.n_key_heads, "full_attention_interval": delta.period}
+    return facts | ({} if shape.convolutions is None else {"shortconv_l_cache": shape.convolutions.kernel})
 
 
 class _Bank:

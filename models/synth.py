@@ -17,81 +17,57 @@ from edgekv.models.synth_file import CONTROL, NORMAL, SyntheticFile, SyntheticSh
 
 def llama(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Plain attention in every layer."""
-    return _llama(_decoder(path, "llama", shape, seed))
+    m = _decoder(path, "llama", shape, seed)
+    return m.layers(lambda block, il: m.qkv(block))
 
 
 def longrope(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Plain attention; contexts longer than a quarter of the trained one have other rotary factors."""
     m = _decoder(path, "llama", shape, seed)
-    m.gguf.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
-    m.gguf.add_rope_scaling_orig_ctx_len(shape.n_ctx_train // 4)
+    m.say(rope_scaling_type=gguf.RopeScalingType.LONGROPE, rope_scaling_orig_ctx_len=shape.n_ctx_train // 4)
     for name, most in (("long", 8.0), ("short", 1.5)):
         m.tensor(f"rope_factors_{name}.weight", np.linspace(1.0, most, shape.head_dim // 2), "f32")
-    return _llama(m)
-
-
-def _llama(m: SyntheticFile, n_head_kv: list[int] | None = None) -> Path:
-    for il in range(m.shape.n_layer):
-        block = f"blk.{il}"
-        m.norm(f"{block}.attn_norm", m.shape.n_embd)
-        m.qkv(block, n_head_kv=n_head_kv[il] if n_head_kv else None)
-        m.norm(f"{block}.ffn_norm", m.shape.n_embd)
-        m.ffn(block)
-    return m.finish()
+    return m.layers(lambda block, il: m.qkv(block))
 
 
 def deci(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Plain attention; odd layers have a KV head for each query head."""
     n_head_kv = [shape.n_head if il % 2 else shape.n_head_kv for il in range(shape.n_layer)]
-    return _llama(_decoder(path, "deci", shape, seed, n_head_kv=n_head_kv), n_head_kv)
+    m = _decoder(path, "deci", shape, seed, n_head_kv=n_head_kv)
+    return m.layers(lambda block, il: m.qkv(block, n_head_kv=n_head_kv[il]))
 
 
 def qwen3(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Queries and keys are normalised per head before RoPE."""
     m = _decoder(path, "qwen3", shape, seed)
-    for il in range(shape.n_layer):
-        block = f"blk.{il}"
-        m.norm(f"{block}.attn_norm", shape.n_embd)
-        m.qkv(block)
-        m.norm(f"{block}.attn_q_norm", shape.head_dim)
-        m.norm(f"{block}.attn_k_norm", shape.head_dim)
-        m.norm(f"{block}.ffn_norm", shape.n_embd)
-        m.ffn(block)
-    return m.finish()
+    return m.layers(lambda block, il: m.qkv(block, normed=True))
 
 
 def gemma2(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Soft-capped attention logits; even layers see a sliding window, odd ones everything (two caches, iSWA)."""
     m = _decoder(path, "gemma2", replace(shape, attn_gain=2 * shape.attn_gain), seed, output=False)
-    m.gguf.add_sliding_window(shape.sliding_window)
-    m.gguf.add_attn_logit_softcapping(shape.attn_softcap)
-    m.gguf.add_final_logit_softcapping(30.0)
-    for il in range(shape.n_layer):
-        block = f"blk.{il}"
-        m.norm(f"{block}.attn_norm", shape.n_embd)
+    m.say(sliding_window=shape.sliding_window, attn_logit_softcapping=shape.attn_softcap, final_logit_softcapping=30.0)
+
+    def attend(block: str, il: int) -> None:
         m.qkv(block)
         # The head is tied to the embedding: without the gain each token would predict itself.
         m.norm(f"{block}.post_attention_norm", shape.n_embd, gain=8.0)
-        m.norm(f"{block}.ffn_norm", shape.n_embd)
-        m.ffn(block)
         m.norm(f"{block}.post_ffw_norm", shape.n_embd, gain=8.0)
-    return m.finish()
+
+    return m.layers(attend)
 
 
 def gpt_oss(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Attention sinks (each head has a logit that takes weight and adds nothing), iSWA, two experts of which one is used."""
     m = _decoder(path, "gpt-oss", shape, seed)
-    m.gguf.add_sliding_window(shape.sliding_window)
-    m.gguf.add_expert_count(2)
-    m.gguf.add_expert_used_count(1)
-    m.gguf.add_expert_feed_forward_length(shape.n_ff)
-    for il in range(shape.n_layer):
-        block = f"blk.{il}"
-        m.norm(f"{block}.attn_norm", shape.n_embd)
+    m.say(sliding_window=shape.sliding_window, expert_count=2, expert_used_count=1, expert_feed_forward_length=shape.n_ff)
+
+    def attend(block: str, il: int) -> None:
         m.qkv(block, bias=True)
         m.vector(f"{block}.attn_output.bias", shape.n_embd)
         m.vector(f"{block}.attn_sinks.weight", shape.n_head, gain=2.0)
-        m.norm(f"{block}.post_attention_norm", shape.n_embd)
+
+    def feed(block: str) -> None:
         m.matrix(f"{block}.ffn_gate_inp.weight", 2, shape.n_embd, dtype="f32")
         m.vector(f"{block}.ffn_gate_inp.bias", 2)
         for part, n_out, n_in in (("gate", shape.n_ff, shape.n_embd), ("up", shape.n_ff, shape.n_embd),
@@ -99,7 +75,8 @@ def gpt_oss(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0)
             name = f"{block}.ffn_{part}_exps"
             m.tensor(f"{name}.weight", m.normal(name, 2, n_out, n_in) / np.sqrt(n_in), shape.dtype)
             m.vector(f"{name}.bias", 2, n_out)
-    return m.finish()
+
+    return m.layers(attend, feed, "post_attention_norm")
 
 
 def deepseek2(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
@@ -110,10 +87,7 @@ def deepseek2(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 
 def deepseek32(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Compressed K and V, and in each layer an index that lists the cells that a token attends (trained selection, DSA)."""
     m, s = SyntheticFile(path, "deepseek32", shape, seed), shape
-    m.gguf.add_indexer_head_count(s.n_index_head)
-    m.gguf.add_indexer_key_length(s.head_dim)
-    m.gguf.add_indexer_top_k(s.n_top_k)
-    m.gguf.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    m.say(indexer_head_count=s.n_index_head, indexer_key_length=s.head_dim, indexer_top_k=s.n_top_k, expert_gating_func=gguf.ExpertGatingFuncType.SIGMOID)
     for il in range(s.n_layer):
         block = f"blk.{il}.indexer"
         m.matrix(f"{block}.attn_q_b.weight", s.n_index_head * s.head_dim, s.n_embd // 2)
@@ -126,24 +100,12 @@ def deepseek32(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int =
 def _compressed(m: SyntheticFile) -> Path:
     s = m.shape
     n_rope, n_latent, n_q = s.n_turned or s.head_dim // 2, s.n_latent or 2 * s.head_dim, s.n_embd // 2
-    m.gguf.add_head_count(s.n_head)
-    m.gguf.add_head_count_kv(1)
-    m.gguf.add_key_length(n_latent + n_rope)
-    m.gguf.add_value_length(n_latent)
-    m.gguf.add_key_length_mla(s.head_dim + n_rope)
-    m.gguf.add_value_length_mla(s.head_dim)
-    m.gguf.add_q_lora_rank(n_q)
-    m.gguf.add_kv_lora_rank(n_latent)
-    m.gguf.add_layer_norm_rms_eps(1e-5)
-    m.gguf.add_rope_dimension_count(n_rope)
-    m.gguf.add_rope_freq_base(s.rope_base)
-    m.gguf.add_leading_dense_block_count(s.n_layer)
-    m.gguf.add_expert_feed_forward_length(s.n_ff)
-    m.gguf.add_expert_shared_count(1)
+    m.say(head_count=s.n_head, head_count_kv=1, key_length=n_latent + n_rope, value_length=n_latent, key_length_mla=s.head_dim + n_rope,
+          value_length_mla=s.head_dim, q_lora_rank=n_q, kv_lora_rank=n_latent, layer_norm_rms_eps=1e-5, rope_dimension_count=n_rope,
+          rope_freq_base=s.rope_base, leading_dense_block_count=s.n_layer, expert_feed_forward_length=s.n_ff, expert_shared_count=1)
     m.text_and_ends()
-    for il in range(s.n_layer):
-        block = f"blk.{il}"
-        m.norm(f"{block}.attn_norm", s.n_embd)
+
+    def attend(block: str, il: int) -> None:
         m.matrix(f"{block}.attn_q_a.weight", n_q, s.n_embd)
         m.norm(f"{block}.attn_q_a_norm", n_q)
         m.matrix(f"{block}.attn_q_b.weight", s.n_head * (s.head_dim + n_rope), n_q, s.attn_gain)
@@ -153,21 +115,15 @@ def _compressed(m: SyntheticFile) -> Path:
             name = f"{block}.attn_{part}_b.weight"
             m.tensor(name, m.normal(name, s.n_head, n_out, n_in) / np.sqrt(n_in), s.dtype)
         m.matrix(f"{block}.attn_output.weight", s.n_embd, s.n_head * s.head_dim)
-        m.norm(f"{block}.ffn_norm", s.n_embd)
-        m.ffn(block)
-    return m.finish()
+
+    return m.layers(attend)
 
 
 def mamba(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Recurrent: no attention and no KV cache."""
     m = SyntheticFile(path, "mamba", shape, seed)
     inner, state, rank, kernel = 2 * shape.n_embd, 8, 8, 4
-    m.gguf.add_head_count(0)
-    m.gguf.add_layer_norm_rms_eps(1e-5)
-    m.gguf.add_ssm_conv_kernel(kernel)
-    m.gguf.add_ssm_inner_size(inner)
-    m.gguf.add_ssm_state_size(state)
-    m.gguf.add_ssm_time_step_rank(rank)
+    m.say(head_count=0, layer_norm_rms_eps=1e-5, ssm_conv_kernel=kernel, ssm_inner_size=inner, ssm_state_size=state, ssm_time_step_rank=rank)
     m.text_and_ends()
     for il in range(shape.n_layer):
         block = f"blk.{il}"
@@ -188,40 +144,28 @@ def lfm2(path: Path, shape: SyntheticShape = SyntheticShape(n_layer=4, n_head=2,
     """Hybrid: even layers are short convolutions (no KV), odd ones attend. Needs n_head * head_dim = n_embd."""
     attends = [il % 2 == 1 for il in range(shape.n_layer)]
     m = _decoder(path, "lfm2", shape, seed, n_head_kv=[shape.n_head_kv * a for a in attends], norm="token_embd_norm")
-    m.gguf.add_shortconv_l_cache(3)
-    for il in range(shape.n_layer):
-        block = f"blk.{il}"
-        m.norm(f"{block}.attn_norm", shape.n_embd)
+    m.say(shortconv_l_cache=3)
+
+    def attend(block: str, il: int) -> None:
         if attends[il]:
-            m.qkv(block)
-            m.norm(f"{block}.attn_q_norm", shape.head_dim)
-            m.norm(f"{block}.attn_k_norm", shape.head_dim)
+            m.qkv(block, normed=True)
         else:
             m.vector(f"{block}.shortconv.conv.weight", shape.n_embd, 3, gain=0.5)
             m.matrix(f"{block}.shortconv.in_proj.weight", 3 * shape.n_embd, shape.n_embd)
             m.matrix(f"{block}.shortconv.out_proj.weight", shape.n_embd, shape.n_embd)
-        m.norm(f"{block}.ffn_norm", shape.n_embd)
-        m.ffn(block)
-    return m.finish()
+
+    return m.layers(attend)
 
 
 def bert(path: Path, shape: SyntheticShape = SyntheticShape(n_head=2, n_head_kv=2, n_ctx_train=512), seed: int = 0) -> Path:
     """An embedding model: attends in both directions, makes vectors, cannot chat. Needs n_head * head_dim = n_embd."""
     m = SyntheticFile(path, "bert", shape, seed)
-    m.gguf.add_head_count(shape.n_head)
-    m.gguf.add_layer_norm_eps(1e-12)
-    m.gguf.add_causal_attention(False)
-    m.gguf.add_pooling_type(gguf.PoolingType.MEAN)
     printable = [chr(c) for c in range(33, 127)]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"▁{c}" for c in printable), *printable]
     words += [f"▁word{i}" for i in range(shape.n_vocab - len(words))]
-    m.gguf.add_tokenizer_model("bert")
-    m.gguf.add_tokenizer_pre("default")
-    m.gguf.add_token_list(words)
-    m.gguf.add_token_types([CONTROL] * 5 + [NORMAL] * (len(words) - 5))
-    m.gguf.add_token_type_count(2)
-    for name, token in (("bos", 2), ("eos", 3), ("unk", 1), ("sep", 3), ("pad", 0), ("mask", 4)):
-        getattr(m.gguf, f"add_{name}_token_id")(token)
+    m.say(head_count=shape.n_head, layer_norm_eps=1e-12, causal_attention=False, pooling_type=gguf.PoolingType.MEAN, tokenizer_model="bert",
+          tokenizer_pre="default", token_list=words, token_types=[CONTROL] * 5 + [NORMAL] * (len(words) - 5), token_type_count=2,
+          bos_token_id=2, eos_token_id=3, unk_token_id=1, sep_token_id=3, pad_token_id=0, mask_token_id=4)
     m.matrix("token_embd.weight", shape.n_vocab, shape.n_embd)
     m.matrix("token_types.weight", 2, shape.n_embd, dtype="f32")
     m.matrix("position_embd.weight", shape.n_ctx_train, shape.n_embd, dtype="f32")

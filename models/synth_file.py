@@ -1,7 +1,9 @@
 """A tiny GGUF model of random weights under construction: sizes, tokenizer, and tensors by name."""
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -39,12 +41,21 @@ class SyntheticShape(Struct, frozen=True):
     dtype: str = "f16"  # of the matrices: f16 or f32
 
 
+def say(writer: gguf.GGUFWriter, **facts: Any) -> None:
+    """Put facts into a header, each by the writer's method of that name: head_count=4 is add_head_count(4)."""
+    for name, value in facts.items():
+        getattr(writer, f"add_{name}")(value)
+
+
 class RandomFile:
-    """A GGUF file of random numbers under construction: `gguf` takes its metadata, `finish` writes it."""
+    """A GGUF file of random numbers under construction: `say` and `gguf` take its metadata, `finish` writes it."""
 
     def __init__(self, path: Path, arch: str, seed: int):
         self.path, self.seed = path, seed
         self.gguf = gguf.GGUFWriter(path, arch)
+
+    def say(self, **facts: Any) -> None:
+        say(self.gguf, **facts)
 
     def normal(self, name: str, *shape: int) -> np.ndarray:
         # Each tensor has its own random stream: changing one size leaves the other tensors alone.
@@ -64,24 +75,14 @@ class SyntheticFile(RandomFile):
     def __init__(self, path: Path, arch: str, shape: SyntheticShape, seed: int):
         super().__init__(path, arch, seed)
         self.shape, self.arch = shape, arch
-        self.gguf.add_type("model")
-        self.gguf.add_name(f"EdgeKV synthetic {arch}")
-        self.gguf.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if shape.dtype == "f16" else gguf.LlamaFileType.ALL_F32)
-        self.gguf.add_context_length(shape.n_ctx_train)
-        self.gguf.add_embedding_length(shape.n_embd)
-        self.gguf.add_block_count(shape.n_layer)
-        self.gguf.add_feed_forward_length(shape.n_ff)
-        self.gguf.add_vocab_size(shape.n_vocab)
+        self.say(type="model", name=f"EdgeKV synthetic {arch}",
+                 file_type=gguf.LlamaFileType.MOSTLY_F16 if shape.dtype == "f16" else gguf.LlamaFileType.ALL_F32, context_length=shape.n_ctx_train,
+                 embedding_length=shape.n_embd, block_count=shape.n_layer, feed_forward_length=shape.n_ff, vocab_size=shape.n_vocab)
 
     def attention(self, n_head_kv: int | list[int] | None = None) -> None:
         s = self.shape
-        self.gguf.add_head_count(s.n_head)
-        self.gguf.add_head_count_kv(s.n_head_kv if n_head_kv is None else n_head_kv)
-        self.gguf.add_key_length(s.head_dim)
-        self.gguf.add_value_length(s.head_dim)
-        self.gguf.add_layer_norm_rms_eps(1e-5)
-        self.gguf.add_rope_dimension_count(s.head_dim)
-        self.gguf.add_rope_freq_base(s.rope_base)
+        self.say(head_count=s.n_head, head_count_kv=s.n_head_kv if n_head_kv is None else n_head_kv, key_length=s.head_dim, value_length=s.head_dim,
+                 layer_norm_rms_eps=1e-5, rope_dimension_count=s.head_dim, rope_freq_base=s.rope_base)
 
     def matrix(self, name: str, n_out: int, n_in: int, gain: float = 1.0, dtype: str | None = None) -> None:
         """Add a matrix that maps inputs of unit variance to outputs of standard deviation `gain`."""
@@ -105,13 +106,16 @@ class SyntheticFile(RandomFile):
     def tensor(self, name: str, values: np.ndarray, dtype: str) -> None:
         self.gguf.add_tensor(name, np.ascontiguousarray(values, dtype={"f16": np.float16, "f32": np.float32}[dtype]))
 
-    def qkv(self, block: str, bias: bool = False, n_head_kv: int | None = None) -> None:
+    def qkv(self, block: str, bias: bool = False, n_head_kv: int | None = None, normed: bool = False) -> None:
+        """normed: queries and keys are normalised per head before RoPE."""
         s = self.shape
         n_head_kv = n_head_kv or s.n_head_kv
         for part, n_head in (("q", s.n_head), ("k", n_head_kv), ("v", n_head_kv)):
             self.matrix(f"{block}.attn_{part}.weight", n_head * s.head_dim, s.n_embd, s.attn_gain if part != "v" else 1.0)
             if bias:
                 self.vector(f"{block}.attn_{part}.bias", n_head * s.head_dim)
+        for part in "qk" if normed else "":
+            self.norm(f"{block}.attn_{part}_norm", s.head_dim)
         self.matrix(f"{block}.attn_output.weight", s.n_embd, s.n_head * s.head_dim)
 
     def ffn(self, block: str) -> None:
@@ -122,6 +126,16 @@ class SyntheticFile(RandomFile):
 
     def text_tokenizer(self) -> None:
         add_text_tokenizer(self.gguf, self.shape.n_vocab)
+
+    def layers(self, attend: Callable[[str, int], None], feed: Callable[[str], None] | None = None, between: str = "ffn_norm") -> Path:
+        """Add each layer: a norm, attend(block, number), the norm `between`, and feed(block), or the usual matrices. Write the file."""
+        for il in range(self.shape.n_layer):
+            block = f"blk.{il}"
+            self.norm(f"{block}.attn_norm", self.shape.n_embd)
+            attend(block, il)
+            self.norm(f"{block}.{between}", self.shape.n_embd)
+            (feed or self.ffn)(block)
+        return self.finish()
 
     def text_and_ends(self, output: bool = True, norm: str = "output_norm") -> None:
         """Add what stands before and behind the layers: tokenizer, embedding, last norm, and the head, or with `output` off a tied one."""
@@ -148,14 +162,5 @@ def add_text_tokenizer(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     tokens += printable + filler
     if len(tokens) != n_vocab:
         raise ValueError(f"n_vocab is {n_vocab}; a synthetic tokenizer needs at least {len(tokens)} tokens")
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types(types)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_add_bos_token(True)
-    writer.add_add_space_prefix(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
+    say(writer, tokenizer_model="llama", tokenizer_pre="default", token_list=tokens, token_scores=[0.0] * len(tokens), token_types=types,
+        bos_token_id=1, eos_token_id=2, unk_token_id=0, add_bos_token=True, add_space_prefix=False, chat_template=CHAT_TEMPLATE)

@@ -99,15 +99,9 @@ def qwen2vl_text(path: Path, shape: SyntheticShape = SyntheticShape(n_head=2, n_
     """A text model whose positions have three dimensions."""
     m = SyntheticFile(path, "qwen2vl", shape, seed)
     m.attention()
-    m.gguf.add_rope_dimension_sections([8, 12, 12, 0])
+    m.say(rope_dimension_sections=[8, 12, 12, 0])
     m.text_and_ends()
-    for il in range(shape.n_layer):
-        block = f"blk.{il}"
-        m.norm(f"{block}.attn_norm", shape.n_embd)
-        m.qkv(block, bias=True)
-        m.norm(f"{block}.ffn_norm", shape.n_embd)
-        m.ffn(block)
-    return m.finish()
+    return m.layers(lambda block, il: m.qkv(block, bias=True))
 
 
 # ---- images -----------------------------------------------------------------------------------------------------------------------

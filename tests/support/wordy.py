@@ -17,15 +17,10 @@ class _WithTokenizer(SyntheticFile):
         super().__init__(path, "llama", SyntheticShape(n_vocab=self._other.length("tokenizer.ggml.tokens"), n_embd=64, n_ctx_train=8192), 0)
 
     def text_tokenizer(self) -> None:
-        self.gguf.add_tokenizer_model(self._other.value("tokenizer.ggml.model"))
-        self.gguf.add_tokenizer_pre(self._other.value("tokenizer.ggml.pre"))
-        self.gguf.add_token_list(self._other.texts("tokenizer.ggml.tokens"))
-        self.gguf.add_token_types(self._other.value("tokenizer.ggml.token_type"))
-        self.gguf.add_token_merges(self._other.texts("tokenizer.ggml.merges"))
-        self.gguf.add_bos_token_id(self._other.value("tokenizer.ggml.bos_token_id"))
-        self.gguf.add_eos_token_id(self._other.value("tokenizer.ggml.eos_token_id"))
-        self.gguf.add_add_bos_token(self._other.value("tokenizer.ggml.add_bos_token"))
-        self.gguf.add_chat_template(self._other.value("tokenizer.chat_template"))
+        facts = {name: self._other.value(f"tokenizer.ggml.{name}") for name in ("bos_token_id", "eos_token_id", "add_bos_token")}
+        self.say(tokenizer_model=self._other.value("tokenizer.ggml.model"), tokenizer_pre=self._other.value("tokenizer.ggml.pre"),
+                 token_list=self._other.texts("tokenizer.ggml.tokens"), token_types=self._other.value("tokenizer.ggml.token_type"),
+                 token_merges=self._other.texts("tokenizer.ggml.merges"), chat_template=self._other.value("tokenizer.chat_template"), **facts)
 
 
 @pytest.fixture(scope="session")
@@ -33,9 +28,4 @@ def wordy_model(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -
     model = _WithTokenizer(tmp_path_factory.mktemp("wordy") / "wordy.gguf", default_model)
     model.attention()
     model.text_and_ends()
-    for layer in range(model.shape.n_layer):
-        for norm in ("attn_norm", "ffn_norm"):
-            model.norm(f"blk.{layer}.{norm}", model.shape.n_embd)
-        model.qkv(f"blk.{layer}")
-        model.ffn(f"blk.{layer}")
-    return model.finish()
+    return model.layers(lambda block, il: model.qkv(block))

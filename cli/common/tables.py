@@ -2,7 +2,6 @@
 lowest rank leave, and texts are wrapped at words."""
 
 import csv
-import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 import click
-from msgspec import Struct
+import msgspec
 
 from edgekv.cli.common.shared_options import option
 
@@ -23,7 +22,7 @@ NAME = 9
 _GAP = 2
 
 
-class Column(Struct, frozen=True):
+class Column(msgspec.Struct, frozen=True):
     """A column of a table. show(value): its text; None and NaN are dashes. rank: in a narrow terminal columns of the lowest rank leave first, of
     equals the last one. least: the least width of a text that may be wrapped at words; None: it is not wrapped. score(row): the cell
     with the highest of a group of rows is marked; None: the row has none.
@@ -81,7 +80,8 @@ def print_rows(rows: Sequence[Row], columns: list[Column], output: str, groups: 
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(_without_nan(value), indent=2, ensure_ascii=False))
+    """With null for NaN and infinity, which JSON does not have."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=float), indent=2).decode())
 
 
 def span(values: Iterable[int]) -> str:
@@ -96,17 +96,6 @@ def layer_runs(layers: Iterable[Row]) -> Iterator[tuple[str, Row]]:
     for _, group in groupby(layers, key=lambda layer: {key: value for key, value in layer.items() if key not in ("il", "index")}):
         run = list(group)
         yield span(layer["il"] for layer in run), run[0]
-
-
-def _without_nan(value: Any) -> Any:
-    """The value with null for NaN, which JSON does not have."""
-    if isinstance(value, float):
-        return None if math.isnan(value) or math.isinf(value) else value
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return value
 
 
 def _print_plain(rows: Iterable[Row], columns: list[Column]) -> None:

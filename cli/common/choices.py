@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+    from edgekv.prefix_cache.listing import Chain
 
 Complete = Callable[[click.Context, click.Parameter, str], list["CompletionItem"]]
 """A function for click's `shell_complete=`: context, parameter, and the typed part of the value."""
@@ -53,7 +56,7 @@ def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 def shapes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from edgekv.models.shapes import SHAPES
 
-    return items(list(SHAPES), incomplete)
+    return items(SHAPES.keys(), incomplete)
 
 
 def conversations(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -65,19 +68,19 @@ def conversations(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def stored(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """IDs of the conversations in the folder of --cache-dir."""
-    from edgekv.prefix_cache.listing import list_chains
-    from edgekv.prefix_cache.settings import default_folder
-
-    chains = list_chains(ctx.params.get("folder") or default_folder())
-    return items({chain.id: f"{chain.name}, {chain.n_tokens:,} tokens" for chain in chains}, incomplete)
+    return items({chain.id: f"{chain.name}, {chain.n_tokens:,} tokens" for chain in _chains(ctx)}, incomplete)
 
 
 def stored_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the models of the stored conversations."""
+    return items(sorted({chain.name for chain in _chains(ctx)}), incomplete)
+
+
+def _chains(ctx: click.Context) -> list[Chain]:
     from edgekv.prefix_cache.listing import list_chains
     from edgekv.prefix_cache.settings import default_folder
 
-    return items(sorted({chain.name for chain in list_chains(ctx.params.get("folder") or default_folder())}), incomplete)
+    return list_chains(ctx.params.get("folder") or default_folder())
 
 
 def pins(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -88,23 +91,13 @@ def pins(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     return items([pin.name for pin in read_pins(ctx.params.get("folder") or default_folder())], incomplete)
 
 
-def _policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of policies, joined by plus signs."""
-    from edgekv.policies import POLICIES
+def _registered(module: str, name: str, separator: str = "") -> Complete:
+    """Names of a registry, joined by the separator."""
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        registry = getattr(import_module(module), name)
+        return items({one: registry.describe(one) for one in registry}, incomplete, separator)
 
-    return items({name: POLICIES.describe(name) for name in POLICIES}, incomplete, "+")
-
-
-def _prefetchers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgekv.tiering.prefetch import PREFETCHERS
-
-    return items({name: PREFETCHERS.describe(name) for name in PREFETCHERS}, incomplete)
-
-
-def _bench_modes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgekv.bench.modes import MODES
-
-    return items({name: MODES.describe(name) for name in MODES}, incomplete, ",")
+    return complete
 
 
 def _texts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -118,7 +111,8 @@ def _auto(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 
 OF_OPTION: dict[str, Complete] = {
-    "--kv-budget": _auto, "--kv-vram": _auto, "--policy": _policies, "--prefetch": _prefetchers, "--modes": _bench_modes,
+    "--kv-budget": _auto, "--kv-vram": _auto, "--policy": _registered("edgekv.policies", "POLICIES", "+"),
+    "--prefetch": _registered("edgekv.tiering.prefetch", "PREFETCHERS"), "--modes": _registered("edgekv.bench.modes", "MODES", ","),
     "--text": _texts, "--model": gguf_files, "--ctx": _auto, "--resume": conversations,
 }
 """Completions of options that mean the same in every command. click itself completes choices, files and folders."""

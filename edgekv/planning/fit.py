@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -169,11 +170,7 @@ def _rows_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> i
 
 def largest_context(fits: Callable[[int], bool], most: int) -> int:
     """The largest context in tokens, up to `most` rounded, for which `fits(n)` is true; 0: none. `fits` must hold for all smaller ones too."""
-    low, high = 0, rounded(most) // CONTEXT_STEP
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle * CONTEXT_STEP) else (low, middle - 1)
-    return low * CONTEXT_STEP
+    return CONTEXT_STEP * bisect(range(1, rounded(most) // CONTEXT_STEP + 1), 0, key=lambda n: not fits(n * CONTEXT_STEP))
 
 
 class LayerService(Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The estimated time of a token, before anything is loaded: from the bytes that it reads, its arithmetic and this machine's measured rates."""
 
 import math
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -145,8 +146,4 @@ def depth_at(tokens_per_s: float, speed: Callable[[int], float], most: int) -> i
     with depth."""
     if speed(most) >= tokens_per_s:
         return None
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if speed(middle) >= tokens_per_s else (low, middle)
-    return low
+    return bisect(range(1, most), 0, key=lambda depth: speed(depth) < tokens_per_s)

@@ -1,14 +1,13 @@
 """`edgekv models shapes` and `synth`: model files of random weights in the shape of real ones, to measure with."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
 
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_rows
 from edgekv.common.errors import ConfigError
@@ -89,7 +88,8 @@ def synth(shape: str, output: Path | None, weight_type: str, layers: int | None,
     if header_only:
         click.echo(write_header(found, path, weight_type))
         return
-    with _progress(path.name) as progress:
+    with progress_bar(of_bytes=True) as show:
+        progress = partial(show, path.name)
         if weight_type in MIXTURES:
             from edgekv._native.quantise import quantise
 
@@ -97,19 +97,3 @@ def synth(shape: str, output: Path | None, weight_type: str, layers: int | None,
         else:
             write_model(found, path, weight_type, seed, progress)
     click.echo(path)
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show bytes, rate and time left in a bar on standard error, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
-               TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -25,21 +25,25 @@ proportion."""
 
 
 @contextmanager
-def progress_bar() -> Iterator[Show]:
-    """Yields the function that shows progress. A text up to ": " names a part of the run."""
+def progress_bar(of_bytes: bool = False) -> Iterator[Show]:
+    """Yields the function that shows progress. A text up to ": " names a part of the run. of_bytes: amounts are bytes, and a terminal shows their
+    rate."""
     if not sys.stderr.isatty():
         lines = Lines()
         yield lines
         lines.close()
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
+    text, bar_column, share, left = Progress.get_default_columns()
+    columns = (text, bar_column, DownloadColumn(binary_units=True), TransferSpeedColumn(), left) if of_bytes else (text, bar_column, share, left)
 
     def show(what: str, done: int, total: int, seconds_left: float | None = None) -> None:
         left = "" if seconds_left is None else f", about {duration(seconds_left)} left"
         bar.update(task, description=(what + left).replace("[", "\\["), completed=done, total=total)
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("load", total=None)
         yield show
 

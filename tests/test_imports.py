@@ -18,7 +18,7 @@ ORDER = ["common", "config", "pages", "arrays", "policies", "tiering", "prefix_c
          "cache_types", "llama_keywords", "opening", "llama", "installing", "measure", "diagnosis", "proof", "server", "bench", "lab", "cli",
          "__main__", "lab.commands"]
 
-PURE = ("policies", "tiering", "prefix_cache", "lab.traces.sim", "lab.heads.roles", "lab.results", "bench.compare", "bench.intervals", "bench.rows")
+PURE = ("policies", "tiering", "prefix_cache", "lab.traces.sim", "lab.results", "bench.compare", "bench.intervals", "bench.rows")
 """These modules see arrays and a read-only view: the same file runs live and in `sim`."""
 
 TERMINAL = {"click", "rich", "prompt_toolkit"}
@@ -138,7 +138,7 @@ def test_a_command_imports_what_it_says(line, needless, tmp_path):
 
 
 @pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["policies"], ["bench"], ["bench", "serve"], ["lab"],
-                                     ["lab", "heads"], ["lab", "ladder"], ["lab", "trace"], ["lab", "trace", "record"], ["lab", "trace", "info"],
+                                     ["lab", "ladder"], ["lab", "trace"], ["lab", "trace", "record"], ["lab", "trace", "info"],
                                      ["lab", "sim"], ["lab", "quality"], ["lab", "report"], ["cache"], ["cache", "list"], ["cache", "rm"], ["models"],
                                      ["models", "list"], ["models", "synth"], ["completion"]], ids=" ".join)
 def test_help_imports_nothing_heavy(command, tmp_path):

@@ -13,7 +13,6 @@ from support.terminal import TerminalScreen
 from edgekv.cli.common.tables import NAME, Column, fitting, output_option, print_json, print_rows
 from edgekv.cli.compare import COLUMNS as COMPARED
 from edgekv.cli.models import LIST_COLUMNS
-from edgekv.lab.commands.heads import COLUMNS as HEADS
 from edgekv.lab.commands.ladder import COLUMNS as LADDER
 from edgekv.lab.commands.quality import TASK_COLUMNS, TEXT_COLUMNS
 
@@ -81,8 +80,8 @@ def test_groups_are_apart_and_the_best_of_each_is_marked(monkeypatch):
 
 
 @pytest.mark.parametrize("width", [80, 110, 200])
-@pytest.mark.parametrize("columns", [HEADS, TEXT_COLUMNS, TASK_COLUMNS, LADDER, LIST_COLUMNS, COMPARED],
-                         ids=["heads", "quality", "tasks", "ladder", "models", "compare"])
+@pytest.mark.parametrize("columns", [TEXT_COLUMNS, TASK_COLUMNS, LADDER, LIST_COLUMNS, COMPARED],
+                         ids=["quality", "tasks", "ladder", "models", "compare"])
 def test_each_table_fits(width, columns):
     """Its names, of usual lengths, and at least two figures have room."""
     names = [c for c in columns if c.rank == NAME]

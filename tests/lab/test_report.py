@@ -21,6 +21,7 @@ from edgekv.common.errors import ConfigError
 from edgekv.lab.commands.report import report
 from edgekv.lab.commands.sim import sim
 from edgekv.lab.report import drawing
+from edgekv.lab.report.drawing import MissingLibrary
 from edgekv.lab.report.inputs import Folder
 from edgekv.lab.report.pictures import LIMIT
 from edgekv.lab.report.sections import Section
@@ -87,7 +88,7 @@ def full(tmp_path_factory) -> Page:
 def test_a_page_of_everything(full):
     """The sentence and one picture first, then every part; what nothing is shown of is named."""
     assert full.sections == {"": 1, "speed": 0, "quality": 1, "reading": 1, "retention": 1, "hits": 1, "memory": 1, "serve": 1, "plan": 0,
-                             "ladder": 1, "budget": 1, "roles": 1, "missing": 0}
+                             "ladder": 1, "budget": 1, "missing": 0}
     start = full.html[full.html.index("<h1>") : full.html.index("<nav")]
     assert "EdgeKV: tiny<" in start and "At 8,000 tokens sparse decodes no faster than llama.cpp: 80.0 tokens/s." in start
     assert "Reading 6.6 % of the tokens, sparse differs from full attention by a KLD of 6.0e-03, outside the 4.0e-03 between" in start
@@ -126,7 +127,7 @@ def test_tables_are_those_of_the_commands(full):
 def test_what_is_missing_is_named(tmp_path):
     page = made(tmp_path, ladder=ladder_rows())
     assert list(page.sections) == ["", "ladder", "missing"]
-    for needed in ("edgekv bench -o json", "edgekv lab trace record", "edgekv lab quality", "edgekv lab sim", "edgekv bench serve"):
+    for needed in ("edgekv bench -o json", "edgekv lab quality", "edgekv lab sim", "edgekv bench serve"):
         assert needed in page.html[page.html.index('id="missing"') :]
 
 
@@ -140,9 +141,10 @@ def test_hostile_names(tmp_path):
 
 @pytest.mark.parametrize("files, options, says", [
     (None, [], "is not a folder"), ({}, [], "nothing to report on"), ({"a.json": "{"}, [], "a.json is not JSON"),
-    ({"a.npz": "x"}, [], "a.npz is not a trace"), ({"a.json": "[1, null]"}, [], "nothing to report on"),
+    ({"a.json": "[1, null]"}, [], "nothing to report on"),
     ({"a.json": json.dumps(bench_rows(depths=(4000,)))}, ["--speed", "x.svg"], "two depths; measure with `edgekv bench -p 0 -d 512,7680 -o json`"),
     ({"a.json": json.dumps(bench_rows())}, ["--speed", "x.txt"], "the picture is x.txt; its name must end in .png or .svg"),
+    ({"a.json": json.dumps(bench_rows())}, ["--speed", "no/x.svg"], "no/x.svg cannot be written: there is no such folder"),
     ({"a.json": json.dumps(ladder_rows())}, ["-o", "no/page.html"], "no/page.html cannot be written"),
 ], ids=str)
 def test_refuses(files, options, says, tmp_path):
@@ -154,6 +156,12 @@ def test_refuses(files, options, says, tmp_path):
     result = CliRunner().invoke(report, [str(folder), *options])
     assert isinstance(result.exception, ConfigError) and says in str(result.exception)
     assert not (folder / "report.html").exists()
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    result = CliRunner().invoke(report, [str(tmp_path)])
+    assert isinstance(result.exception, MissingLibrary) and result.exception.exit_code == 5 and "pip install ./edgekv/lab" in str(result.exception)
 
 
 def test_every_picture_as_files(tmp_path):

@@ -284,7 +284,7 @@ def test_live_scores_of_sampling(one_layer, emulator, policy):
     options = KvOptions(mode="sparse", exact_tokens=0, attention_device="emulated", plan_every=1, sample_budget=100.0, policy=policy,
                         observe_prompt=False)
     with Trace.open(path) as trace:
-        replay, steps = Replay(trace, Scenario(policy=policy)), trace.steps()
+        replay, steps = Replay(trace, Scenario(policy=policy)), iter(trace)
         for _ in range(N_WARMUP):
             replay.step(next(steps))
         for runtime in live(model, options):

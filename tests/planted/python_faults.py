@@ -67,7 +67,6 @@ PYTHON = [
     Fault("interval-of-single-positions", "lab", "edgekv/bench/intervals.py", "round(len(x) ** (1 / 3))", "1"),
     Fault("step-first-is-timed", "bench", "edgekv/bench/passes.py", "        if i:\n", "        if True:\n"),
     Fault("task-answer-goes-on", "lab tasks", "edgekv/lab/tasks/task.py", ' or said[len(wanted) :][:1] == "-")', ")"),
-    Fault("head-change-of-sign", "lab heads", "edgekv/lab/heads/roles.py", "np.abs(scaled)", "scaled"),
     Fault("trace-one-step-more-of-warmup", "traces", "edgekv/lab/traces/trace.py", "step < header.n_warmup", "step <= header.n_warmup"),
     Fault("trace-of-the-last-steps", "traces", "edgekv/lab/traces/trace.py", "part = out[start : start + CHUNK_STEPS]", "part = out[:CHUNK_STEPS]"),
     Fault("report-stock-of-the-slower-kernel", "report", "edgekv/lab/report/speeds.py", 'or row.get("best_stock"))', "or True)"),

@@ -18,7 +18,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "store: coming": ("prefix_cache/test_faults_machine.py", "prefix_cache/test_bound_of_ram.py", "prefix_cache"),
     "rates": ("lab/test_rates.py", "planning/test_calibration.py", "planning/test_roofline.py"),
     "lab": ("lab/test_intervals.py", "bench/test_bench.py", "lab/test_quality.py"), "lab tasks": ("lab/test_tasks.py",),
-    "lab heads": ("lab/test_roles.py",), "report": ("lab/test_report.py",), "bench": ("bench/test_fields.py", "bench/test_bench.py"),
+    "report": ("lab/test_report.py",), "bench": ("bench/test_fields.py", "bench/test_bench.py"),
     "traces": ("lab/test_trace.py", "lab/test_sim.py"), "lab sim": ("lab/test_sim.py",),
     "cli": ("cli/test_tables.py", "cli/test_options.py", "bench/test_bench_command.py"), "chat pins": ("cli/test_pins.py", "cli/test_conversation.py"),
     "observers": ("runtime/test_observation.py",),

@@ -2,7 +2,6 @@
 
 COMMANDS = {
     "quality": ("edgekv.lab.commands.quality", "quality", "Say what a KV mode costs in predictions and answers."),
-    "heads": ("edgekv.lab.commands.heads", "heads", "Show what each attention head looked at after a prompt."),
     "trace": ("edgekv.lab.commands.trace", "trace", "Record where a model's attention goes, token by token."),
     "sim": ("edgekv.lab.commands.sim", "sim", "Replay recorded attention against policies, without a model."),
     "ladder": ("edgekv.lab.commands.ladder", "ladder", "Measure what each idea of the policies adds, rung by rung."),

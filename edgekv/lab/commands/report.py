@@ -29,9 +29,8 @@ def report(folder: Path, out: Path | None, model: Path | None, plots: Path | Non
     """Make one self-contained HTML page of the results in DIR, to read, to print and to send.
 
     DIR holds the output of other commands, as *.json or *.jsonl: rows of `edgekv bench`, `edgekv bench serve`, `edgekv lab quality` and
-    `edgekv lab sim` (each with -o json), the plan of `edgekv plan --json`, ladder.json (edgekv lab ladder --save DIR), and traces *.npz (edgekv
-    lab trace record) for the roles of heads. The page begins with what the results say and one picture; it leaves out missing results and names
-    them at its end.
+    `edgekv lab sim` (each with -o json), the plan of `edgekv plan --json`, and ladder.json (edgekv lab ladder --save DIR). The page begins with
+    what the results say and one picture; it leaves out missing results and names them at its end.
 
     Needs matplotlib: pip install ./edgekv/lab.
     """

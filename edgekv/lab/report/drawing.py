@@ -46,19 +46,8 @@ def require(*libraries: str) -> None:
             raise MissingLibrary(f"pictures and reports need {library}, which is not installed; pip install ./edgekv/lab")
 
 
-def check_picture(path: Path) -> None:
-    """Check a picture's path before computing it. Raises ConfigError if a picture cannot be written there, MissingLibrary."""
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"the picture is {path.name}; its name must end in {' or '.join(FORMATS)}")
-    if path.is_dir() or not path.parent.is_dir():
-        why = "that is a folder" if path.is_dir() else "there is no such folder"
-        raise ConfigError(f"the picture {path} cannot be written: {why}")
-    require("matplotlib")
-
-
 def style(**changes: Any) -> AbstractContextManager[Any]:
-    """What is drawn and written within it has the style of all pictures. Raises MissingLibrary."""
-    require("matplotlib")
+    """What is drawn and written within it has the style of all pictures."""
     import matplotlib
 
     settings: Any = {**_STYLE, **changes}
@@ -77,19 +66,23 @@ _STYLE: dict[str, Any] = {
 }
 
 
-def canvas(height: float, n_rows: int = 1, n_columns: int = 1, width: float = WIDTH, **options: Any) -> tuple[Figure, list[Axes]]:
+def canvas(height: float, n_rows: int = 1, n_columns: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure of that many inches and its axes, row by row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(n_rows, n_columns, squeeze=False, **options).flat)
+    return figure, list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
 
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure to a file. Raises ConfigError if that fails."""
-    check_picture(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"the picture is {path.name}; its name must end in {' or '.join(FORMATS)}")
+    if path.is_dir() or not path.parent.is_dir():
+        why = "that is a folder" if path.is_dir() else "there is no such folder"
+        raise ConfigError(f"the picture {path} cannot be written: {why}")
     try:
         if path.suffix.lower() == ".svg":
             path.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{svg(figure, path.stem)}', encoding="utf-8")

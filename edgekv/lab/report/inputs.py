@@ -1,4 +1,4 @@
-"""The inputs of a report: the JSON rows and traces in a folder."""
+"""The inputs of a report: the JSON rows in a folder."""
 
 from collections import defaultdict
 from pathlib import Path, PurePath
@@ -8,12 +8,11 @@ from msgspec import Struct, field
 
 from edgekv.bench.rows import read_document
 from edgekv.common.errors import ConfigError
-from edgekv.lab.traces.trace import Trace
 
 Row = dict[str, Any]
 
 WANTED = ("rows of `edgekv bench -o json`, `edgekv bench serve -o json`, `edgekv lab quality -o json` or `edgekv lab sim -o json` "
-          "as *.json or *.jsonl, the plan of `edgekv plan --json`, ladder.json (edgekv lab ladder --save), or traces as *.npz")
+          "as *.json or *.jsonl, the plan of `edgekv plan --json`, or ladder.json (edgekv lab ladder --save)")
 
 _KINDS = ("bench", "ladder", "text", "task")
 _KEYS = {"sim": {"policy", "budget", "observe", "hit_rate_mass"}, "serve": {"server", "part", "clients"}, "plan": {"parts", "limits", "speeds", "model"}}
@@ -23,8 +22,6 @@ _KEYS = {"sim": {"policy", "budget", "observe", "hit_rate_mass"}, "serve": {"ser
 class Folder(Struct):
     rows: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
     """Rows by kind: bench, ladder; text and task of `edgekv lab quality`; sim, serve and plan."""
-    traces: dict[str, Path] = field(default_factory=dict)
-    """Traces by name of the text, or of the file if two have the same text."""
     ignored: list[str] = field(default_factory=list)
     """Names of files that a report cannot show."""
 
@@ -51,10 +48,6 @@ def read(path: Path) -> Folder:
         for file in sorted([*path.glob("*.json"), *path.glob("*.jsonl")]):
             content = read_document(file)
             folder.add(content if isinstance(content, list) else [content], file.name)
-        for file in sorted(path.glob("*.npz")):
-            with Trace.open(file) as trace:
-                text = trace.header.text
-            folder.traces[file.name if text in folder.traces else text] = file
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     return folder

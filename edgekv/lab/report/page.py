@@ -13,7 +13,7 @@ from edgekv.lab.report.drawing import FORMATS, VARIABLES, require, save, style, 
 from edgekv.lab.report.inputs import WANTED, Folder, read
 from edgekv.lab.report.sections import Section
 from edgekv.lab.report.speeds import answers_or_prompts, clients, hits, memory, planned, speed_picture
-from edgekv.lab.report.studies import budgets, head_roles, ladder, quality, retention
+from edgekv.lab.report.studies import budgets, ladder, quality, retention
 
 PAGE_FILE = "report.html"
 _TEMPLATE = Path(__file__).with_name("page.html")
@@ -32,7 +32,7 @@ def write(
     found = read(folder)
     if plan is not None:
         found.add([plan], "the plan")
-    if not found.all_rows and not found.traces:
+    if not found.all_rows:
         raise ConfigError(f"there is nothing to report on in {folder}; it should hold {WANTED}")
     out = folder / PAGE_FILE if out is None else out
     with style():
@@ -55,11 +55,10 @@ def all_sections(folder: Folder, columns: Mapping[str, Sequence[Any]]) -> list[S
     """All sections in the page's order, what it says first first."""
     of = folder.rows
     plan = of["plan"][-1] if of["plan"] else None
-    text, trace = next(iter(folder.traces.items()), (None, None))
     return [
         answers_or_prompts(of["bench"], plan, prompts=False), quality(of["text"]), answers_or_prompts(of["bench"], plan, prompts=True),
         retention(of["task"], columns["task"]), hits(of["bench"]), memory(of["bench"]), clients(of["serve"], columns["serve"]),
-        planned(of["plan"]), ladder(of["ladder"], columns["ladder"]), budgets(of["sim"], columns["sim"]), head_roles(text, trace),
+        planned(of["plan"]), ladder(of["ladder"], columns["ladder"]), budgets(of["sim"], columns["sim"]),
     ]
 
 
@@ -75,5 +74,5 @@ def render(folder: Folder, sections: list[Section]) -> str:
     machines = dict.fromkeys(in_words(row["environment"]) for row in folder.all_rows if isinstance(row.get("environment"), dict))
     return template.render(
         title=f"EdgeKV{f': {models}' if models else ''}", version=__version__, machines=machines, shown=shown, drawn=drawn, first=next(iter(drawn), None),
-        sources={**{kind: len(rows) for kind, rows in folder.rows.items() if rows}, **({"traces": len(folder.traces)} if folder.traces else {})},
+        sources={kind: len(rows) for kind, rows in folder.rows.items() if rows},
         missing=[section for section in sections if section.missing], ignored=folder.ignored, variables=VARIABLES)

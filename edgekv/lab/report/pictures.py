@@ -1,4 +1,4 @@
-"""Lines, intervals, and the map of heads. Shares go in as 0 to 1. Draw them within `drawing.style()`."""
+"""Lines and intervals. Shares go in as 0 to 1. Draw them within `drawing.style()`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct, field
 
-from edgekv.lab.heads.roles import ROLES, UNKNOWN, Profile, Role
-from edgekv.lab.report.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, RED, SERIES, VIOLET, WIDTH, canvas
+from edgekv.lab.report.drawing import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SERIES, VIOLET, canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +24,6 @@ COLOURS = {
     "+ recent pins": RED, "ema": RED, "streaming": GREEN, "lru": ORANGE, "evict": PURPLE,
 }
 """Colours that are the same in every picture; other names take free ones."""
-_ROLE_COLOURS = {Role.RETRIEVAL: RED, Role.ANCHOR: BLUE, Role.RECENCY: GREEN, Role.OTHER: GRID}
 
 
 class Panel(Struct, frozen=True):
@@ -42,7 +40,10 @@ class Panel(Struct, frozen=True):
 
 def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = False) -> Figure:
     """Draw panels in pairs, with the names of all lines below."""
-    figure, axes = _grid(3.6, len(panels), 2)
+    n_rows = -(-len(panels) // 2)
+    figure, axes = canvas(3.6 * n_rows + 0.3, n_rows, min(2, len(panels)))
+    for ax in axes[len(panels):]:
+        ax.remove()
     colours = _colours(dict.fromkeys(name for panel in panels for name in (*panel.lines, *panel.estimates)))
     for ax, panel in zip(axes, panels):
         for name, points in panel.lines.items():
@@ -75,37 +76,6 @@ def retention_chart(tasks: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Fig
     _bare(ax, "left")
     figure.legend(loc="outside upper left", ncols=4)
     return figure
-
-
-def role_map(profile: Profile, title: str = "", layers: Sequence[int] | None = None) -> Figure:
-    """Draw the role of each head as a letter in a coloured cell: layers across, KV heads down."""
-    from matplotlib.patches import Patch, Rectangle
-
-    roles = profile.roles()
-    n_layers, n_heads = roles.shape
-    figure, (grid,) = canvas(1.3 + 0.3 * n_heads, width=max(WIDTH, 0.26 * n_layers + 1))
-    for (il, head), index in np.ndenumerate(roles):
-        if index != UNKNOWN:
-            role = ROLES[index]
-            grid.add_patch(Rectangle((il - 0.46, head - 0.46), 0.92, 0.92, color=_ROLE_COLOURS[role], linewidth=0))
-            grid.text(il, head, role.letter, ha="center", va="center", fontsize=8.5, color=MUTED if role is Role.OTHER else PAPER)
-    step = 1 if n_layers <= 40 else 5
-    grid.set(title=title, xlim=(-0.6, n_layers - 0.4), ylim=(n_heads - 0.4, -0.6), xlabel="layer", ylabel="KV head", yticks=range(n_heads))
-    grid.set_xticks(range(0, n_layers, step), [str(il) for il in (layers or range(n_layers))[::step]])
-    _bare(grid, "left", "bottom")
-    figure.legend(handles=[Patch(color=_ROLE_COLOURS[role], label=f"{role.letter}  {role.value}, {(roles == i).sum()}") for i, role in enumerate(ROLES)],
-                  loc="outside upper left", ncols=4)
-    return figure
-
-
-def _grid(height: float, n_panels: int, n_columns: int, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure with axes for that many panels in rows of `height` inches."""
-    n_columns = min(n_columns, n_panels)
-    n_rows = -(-n_panels // n_columns)
-    figure, axes = canvas(height * n_rows + 0.3, n_rows, n_columns, **options)
-    for ax in axes[n_panels:]:
-        ax.remove()
-    return figure, axes[:n_panels]
 
 
 def _colours(names: Collection[str]) -> dict[str, str]:

@@ -1,18 +1,15 @@
-"""The parts of a report about what is kept: quality, retention by task, the ladder, simulations, and heads."""
+"""The parts of a report about what is kept: quality, retention by task, the ladder, and simulations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from edgekv.common.enums import FULL, STOCK, STOCK_KERNELS
 from edgekv.common.units import percent
-from edgekv.lab.heads.roles import ROLES, of_steps
-from edgekv.lab.report.pictures import STOCK_NAME, Panel, line_chart, retention_chart, role_map
+from edgekv.lab.report.pictures import STOCK_NAME, Panel, line_chart, retention_chart
 from edgekv.lab.report.sections import Column, Row, Section, lines_of, where
-from edgekv.lab.traces.trace import Trace
 
 _DISTANCE = ("read", "kld", "same")
 
@@ -108,18 +105,4 @@ def budgets(rows: Sequence[Row], columns: Sequence[Any]) -> Section:
     section.text = (f"Most attention falls on hot pages under {max(lines, key=lambda name: fmean(lines[name].values()))}. With honest observation the "
                     "policy decides what is attended, and what it covers is what is kept.")
     section.table(sorted(rows, key=lambda row: (row["budget"], -row["hit_rate_mass"])), columns)
-    return section
-
-
-def head_roles(text: str | None, path: Path | None) -> Section:
-    """The roles of the heads in a trace."""
-    section = Section("roles", "Head roles", missing="" if path else "a trace *.npz (edgekv lab trace record)")
-    if path is None:
-        return section
-    with Trace.open(path) as trace:
-        header = trace.header
-        profile = of_steps(((step.mass_sum, step.n_used_end) for step in trace.steps(sampled=False)), header.n_layers, header.n_heads)
-    section.picture(role_map(profile, layers=header.layers), "Layers across, KV heads down.")
-    section.text = (f"By observed attention alone. {'; '.join(f'{role.value}: {role.description}' for role in ROLES)}. "
-                    f"{where([{'model': header.model, 'text': text, 'depth': header.depth, 'n_steps': header.n_steps}])}.")
     return section

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from edgekv.common.errors import ConfigError
-from edgekv.lab.traces.file import CHUNK_STEPS, FULL, KINDS, TraceFile, TraceHeader, TraceWriter, chunk_starts, dtype_of
+from edgekv.lab.traces.file import CHUNK_STEPS, KINDS, TraceFile, TraceHeader, TraceWriter, chunk_starts, dtype_of
 
 __all__ = ["Trace", "TraceHeader", "TraceStep"]
 
@@ -31,23 +31,16 @@ class TraceStep(Struct, frozen=True):
     own sinks."""
     mass_max: np.ndarray
     """The maximum over the query heads."""
+    sampled_sum: np.ndarray
+    """mass_sum as mode sparse observes it: a consistent estimate, zero for unread pages."""
+    sampled_max: np.ndarray
+    """mass_max as mode sparse observes it."""
+    n_read: np.ndarray
+    """uint16: the number of rows that mode sparse read of the page."""
     position: int
     n_used_end: int
     warmup: bool
     """A step of the warm-up: no policy misses anything in it, and it is not measured."""
-    sampled_sum: np.ndarray | None = None
-    """mass_sum as mode sparse observes it: a consistent estimate, zero for unread pages. None: not requested."""
-    sampled_max: np.ndarray | None = None
-    """mass_max as mode sparse observes it."""
-    n_read: np.ndarray | None = None
-    """uint16: the number of rows that mode sparse read of the page."""
-
-    @property
-    def sampled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(sampled_sum, sampled_max, n_read). Raises ValueError if they were not requested (`Trace.steps`)."""
-        if self.sampled_sum is None or self.sampled_max is None or self.n_read is None:
-            raise ValueError("this step was read without what mode sparse observed")
-        return self.sampled_sum, self.sampled_max, self.n_read
 
 
 class _Source(Protocol):
@@ -113,17 +106,13 @@ class Trace:
         return self.header.n_total
 
     def __iter__(self) -> Iterator[TraceStep]:
-        return self.steps()
-
-    def steps(self, sampled: bool = True) -> Iterator[TraceStep]:
-        """The steps, with or without mode sparse's observation; without, it is not read."""
         header = self.header
         for start in chunk_starts(header):
-            chunks = [self._source.chunk(kind, start) for kind in (KINDS if sampled else FULL)]
-            for i in range(len(chunks[0])):
-                mass_sum, mass_max, *others = (self._wide(chunk[i]) for chunk in chunks)
-                step = start + i
-                yield TraceStep(mass_sum, mass_max, header.position(step), header.n_used_end(step), step < header.n_warmup, *others)
+            chunks = [self._source.chunk(kind, start) for kind in KINDS]
+            for step in range(start, start + len(chunks[0])):
+                mass_sum, mass_max, sampled_sum, sampled_max, n_read = (self._wide(chunk[step - start]) for chunk in chunks)
+                yield TraceStep(mass_sum, mass_max, sampled_sum, sampled_max, n_read, header.position(step), header.n_used_end(step),
+                                step < header.n_warmup)
 
     def _wide(self, array: np.ndarray) -> np.ndarray:
         """The array with all pages, and float32 in place of float16."""

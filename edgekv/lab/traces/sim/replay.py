@@ -28,7 +28,7 @@ def simulate(trace: Trace, scenario: Scenario, progress: Progress | None = None)
     """Simulate a scenario. Raises ConfigError for a policy or prefetcher that does not exist, or that the trace's model cannot use."""
     began = time.perf_counter()
     replay = Replay(trace, scenario)
-    for i, step in enumerate(trace.steps()):
+    for i, step in enumerate(trace):
         replay.step(step)
         if progress is not None and i % REPORT_STEPS == 0:
             progress(i, len(trace))
@@ -112,8 +112,7 @@ class Replay:
         chosen = self._choose(step) if chooses else None
         seen = true
         if self.scenario.observe == "sampled":
-            mass_sum, mass_max, _ = step.sampled
-            seen = replace(true, mass_sum=mass_sum, mass_max=mass_max)
+            seen = replace(true, mass_sum=step.sampled_sum, mass_max=step.sampled_max)
         elif self.scenario.observe == "honest" and not step.warmup and chosen is not None:
             seen = self._honest(step, true, chosen)
         if not self.policy.clairvoyant:
@@ -183,7 +182,7 @@ class _Sums:
         total = mass.sum(axis=2)
         self._hit_mass += _ratio(np.sum(mass, axis=2, where=hot), total)
         self._hot += hot.sum(axis=2)
-        wanted = step.sampled[2][:, :, :end]
+        wanted = step.n_read[:, :, :end]
         self._hits += np.sum(wanted, axis=2, where=hot)
         self._wanted += wanted.sum(axis=2)
         prefetched = brought.sum(axis=2)

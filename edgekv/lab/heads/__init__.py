@@ -1,1 +1,0 @@
-"""The attention and the roles of single KV heads."""

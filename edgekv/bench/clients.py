@@ -34,11 +34,6 @@ class Load(Struct, frozen=True):
     """Tokens of each prompt; exact only if the server can count them."""
     n_answer: int = 64
 
-    def __post_init__(self) -> None:
-        for name in ("n_clients", "n_prompt", "n_answer"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-
 
 class Answered(Struct):
     """One client's times, in seconds of the same clock."""

@@ -62,10 +62,6 @@ class KeptBench(Struct, frozen=True):
     n_threads: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.n_tokens, self.n_predicted, self.n_turns) < 1 or not self.texts:
-            raise ConfigError("there must be 1 token, prediction, turn and text or more")
-        if CacheCodec.AUTO in self.codecs:
-            raise ConfigError("the codec auto is one of the others, by the rate of a place; name none, round or both")
         if self.folder is not None and not self.folder.is_dir():
             raise ConfigError(f"there is no folder {self.folder}; make it, or name another")
 

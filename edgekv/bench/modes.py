@@ -142,13 +142,6 @@ def check_turns(modes: Sequence[str]) -> None:
                               "use `edgekv lab quality`, which restores the cache")
 
 
-def check_counts(counts: Mapping[str, Sequence[int]]) -> None:
-    """Raise ConfigError for a count below 1. counts: numbers by noun."""
-    for name, values in counts.items():
-        if not values or min(values) < 1:
-            raise ConfigError(f"a {name} must be 1 or more")
-
-
 _FIXED = {option.name for option in fields(CacheOptions)} | {"head_errors"}
 CHANGEABLE = tuple(name for name in option_names() if name not in _FIXED)
 """Options that a mode may change; the others are fixed when a context is created, or measured."""

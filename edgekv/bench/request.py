@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from edgekv.bench.modes import check_counts, check_turns, find_mode
+from edgekv.bench.modes import check_turns, find_mode
 from edgekv.bench.text import Text
 from edgekv.common.enums import FULL, STOCK, CacheType, KvMode
 from edgekv.common.errors import ConfigError
@@ -81,12 +81,9 @@ class BenchRequest(Struct, frozen=True):
         if self.kv_dir is not None:
             self._check_kv_dir(self.kv_dir)
         check_turns(self.modes)
-        check_counts({"number of threads": self.threads, "batch": self.batches, "ubatch": self.ubatches,
-                      "number of repetitions": (self.n_rounds,), "number of tokens of a page": (self.page_size or 1,)})
-        if not self.texts:
-            raise ConfigError("there is no text; name one with --text")
-        if not self.depths:
-            raise ConfigError("there is no depth; 0 is an empty cache")
+        for name, counts in (("number of threads", self.threads), ("batch", self.batches), ("ubatch", self.ubatches)):
+            if min(counts) < 1:
+                raise ConfigError(f"a {name} must be 1 or more")
         if not self.tests(0):
             raise ConfigError("there is no test: name tokens of a prompt with -p, tokens to generate with -n, or both with -pg")
         if self.kv_dir is None and (self.budgets or any(find_mode(name).changes.get("kv_budget") for name in self.modes)):

@@ -45,8 +45,8 @@ def test_bad_numbers(text):
 
 @pytest.mark.parametrize("settings, said", [
     ({"modes": ("fast",)}, "fast"), ({"modes": ("evict",)}, "cannot take turns"), ({"n_prompt": (0,), "n_gen": (0,)}, "no test"),
-    ({"n_rounds": 0}, "repetitions"), ({"threads": (0,)}, "threads"), ({"budgets": (1 << 20,)}, "name a folder with --kv-dir"),
-    ({"batches": (0,)}, "batch"), ({"depths": ()}, "depth"), ({"texts": ()}, "no text"), ({"page_size": -1}, "page"),
+    ({"threads": (0,)}, "threads"), ({"budgets": (1 << 20,)}, "name a folder with --kv-dir"),
+    ({"batches": (0,)}, "batch"),
     ({"modes": ("evict:evict_to=64",)}, "evict:evict_to=64 cannot take turns here: it drops what the modes after it"),
     ({"modes": ("fish",)}, "choose one of: off, "), ({"modes": ("sparse:kv_budget=1MiB",)}, "name a folder with --kv-dir"),
 ])

@@ -96,7 +96,6 @@ def test_rows_that_a_place_does_not_keep_or_give_back_are_an_error(model, tmp_pa
 
 
 @pytest.mark.parametrize("settings, said", [
-    ({"n_tokens": 0}, "1 token"), ({"n_turns": 0}, "turn"), ({"codecs": (CacheCodec.AUTO,)}, "name none, round or both"),
     ({"folder": Path("nowhere")}, "there is no folder nowhere"), ({"n_tokens": 10**6}, "1,000,036 are needed; name a longer one"),
 ])
 def test_what_cannot_be_measured(model, settings, said):

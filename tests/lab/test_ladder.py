@@ -98,22 +98,11 @@ def test_records_once(synthetic, tmp_path, monkeypatch):
         assert row["model"] == synthetic().name and math.isfinite(row["hit_rate"])
 
 
-@pytest.mark.parametrize("changes, says", [
-    ({"budgets": ()}, "budget"), ({"budgets": (0.0,)}, "budget"), ({"n_steps": 0}, "1 or more"),
-    ({"observe": ()}, "name what policies observe"), ({"observe": ("all",)}, "no observation mode 'all'"),
-    ({"texts": ()}, "needs a text or a trace"), ({"model": None}, "needs a model"),
-])
-def test_refuses(changes, says, tmp_path):
-    request = {"model": tmp_path / "model.gguf", "texts": (Text("letters", "abc"),)}
-    with pytest.raises(ConfigError, match=says):
-        LadderBench(**{**request, **changes})
-
-
 def test_refuses_other_depths_other_budgets_and_a_file_as_folder(trace, tmp_path):
     random_trace(n_steps=30).write(tmp_path / "short.npz")
     with pytest.raises(ConfigError, match="different depths"):
         of_traces((trace, tmp_path / "short.npz"))
-    for budgets in ("0%", "150%", "x", ""):
-        assert CliRunner().invoke(cli, ["lab", "ladder", "--trace", str(trace), "--budgets", budgets]).exit_code == 2
+    for wrong in (*(("--budgets", share) for share in ("0%", "150%", "x", "")), ("-n", "0"), ("-t", "0"), ("--observe", "all"), ("--observe", "")):
+        assert CliRunner().invoke(cli, ["lab", "ladder", "--trace", str(trace), *wrong]).exit_code == 2, wrong
     with pytest.raises(ConfigError, match="cannot be written"):
         ladder.save([], trace)

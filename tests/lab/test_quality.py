@@ -114,8 +114,7 @@ def test_every_task_runs_on_random_weights(synthetic):
 @pytest.mark.parametrize(("settings", "sentence"), [
     ({"modes": ("fish",)}, "there is no bench mode"), ({"modes": ("off-noflash",)}, "cannot take turns"),
     ({"tasks": ("fish",)}, "there is no task 'fish'; choose one of: passkey"), ({"n_steps": 0}, "nothing to measure"),
-    ({"lengths": (100,)}, "256 tokens or more"), ({"depth": 10}, "256 tokens or more"), ({"texts": ()}, "no text"),
-    ({"n_samples": 0}, "1 or more")])
+    ({"lengths": (100,)}, "256 tokens or more"), ({"depth": 10}, "256 tokens or more")])
 def test_bad_requests(synthetic, settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         QualityBench(synthetic(), **{**QUICK, **settings})
@@ -180,6 +179,7 @@ def test_command(synthetic, tmp_path):
     assert "note" not in first.splitlines()[0]
     parsed = list(csv.DictReader(io.StringIO(invoke(*arguments[:-6], "--tasks", "none", "-t", "1", "-o", "csv").stdout)))
     assert len(parsed) == 3 and parsed[2]["mode"] == SPARSE
+    assert {invoke(*wrong).exit_code for wrong in (("-n", "-1"), ("--samples", "0"), ("-t", "0"))} == {2}
 
 
 def test_options_that_make_a_mode(synthetic):

@@ -21,7 +21,7 @@ from edgekv.common.enums import PAGE_TOKENS, Split
 from edgekv.common.errors import ConfigError
 from edgekv.common.machine import stamp
 from edgekv.lab.traces.record import Recording, record
-from edgekv.lab.traces.sim import OBSERVATIONS, Scenario, simulate
+from edgekv.lab.traces.sim import Scenario, simulate
 from edgekv.lab.traces.trace import Trace
 from edgekv.models import geometry
 
@@ -74,7 +74,7 @@ of each head and step."""
 
 
 class LadderBench(Struct, frozen=True):
-    """The request: every budget, observation and rung, on each text. `traces` are files in place of texts, and need no model."""
+    """The request: every budget, observation and rung, on each text of a model, or without one on the files of `traces`."""
 
     model: Path | None
     texts: tuple[Text, ...] = ()
@@ -86,36 +86,15 @@ class LadderBench(Struct, frozen=True):
     n_threads: int = 1
     rungs: tuple[Rung, ...] = RUNGS
 
-    def __post_init__(self) -> None:
-        if not self.budgets or not all(0 < budget <= 1 for budget in self.budgets):
-            raise ConfigError("a budget must be a share of the pages above 0 % and at most 100 %")
-        if not self.observe:
-            raise ConfigError("name what policies observe: one or several of " + ", ".join(OBSERVATIONS))
-        for name in self.observe:
-            OBSERVATIONS.get(name)
-        if min(self.depth, self.n_steps, self.n_threads) < 1:
-            raise ConfigError("depth, steps and threads must be 1 or more")
-        if not self.traces and not self.texts:
-            raise ConfigError("the ladder needs a text or a trace; name one")
-        if not self.traces:
-            self.recorded_model()
-
-    def recorded_model(self) -> Path:
-        """The model whose attention is recorded. Raises ConfigError if none is named."""
-        if self.model is None:
-            raise ConfigError("recording needs a model; name one, or give --trace")
-        return self.model
-
     def estimated_seconds(self) -> float:
         """A rough estimate from sizes and the constants above. For a message, not for a decision."""
         n_texts, n_settings = len(self.traces or self.texts), len(self.budgets) * len(self.observe) * len(self.rungs)
         pages = (self.depth + self.n_steps) / PAGE_TOKENS
-        if self.traces:
+        if self.model is None:
             heads = max(Trace.open(path).header.shape.n_existing_heads for path in self.traces)
             return n_texts * n_settings * self.n_steps * heads * pages * _SIMULATED_PAGE_SECONDS
-        path = self.recorded_model()
-        model = geometry(path)
-        weights, cache = path.stat().st_size, model.kv_bytes(self.depth + self.n_steps, "f16", "f16")
+        model = geometry(self.model)
+        weights, cache = self.model.stat().st_size, model.kv_bytes(self.depth + self.n_steps, "f16", "f16")
         recorded = self.depth * (weights + cache / 2) * _PREFILL_BYTE_SECONDS + 2 * self.n_steps * (weights + cache) * _DECODE_BYTE_SECONDS
         return n_texts * (recorded + n_settings * self.n_steps * sum(model.n_head_kv) * pages * _SIMULATED_PAGE_SECONDS)
 
@@ -145,7 +124,7 @@ def prepare(
 ) -> dict[str, Path]:
     """The traces by name of their text: given ones, or recordings in `folder`, made unless one of the same model, text, depth and
     steps exists."""
-    if bench.traces:
+    if bench.model is None:
         return _named(bench.traces)
     found = {}
     try:
@@ -154,7 +133,7 @@ def prepare(
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder") from None
     for text in bench.texts:
         path = folder / f"{Path(text.name).stem}-{bench.depth}.npz"
-        recording = Recording(bench.recorded_model(), text, bench.depth, bench.n_steps, n_threads=bench.n_threads)
+        recording = Recording(bench.model, text, bench.depth, bench.n_steps, n_threads=bench.n_threads)
         if not _is_of(path, recording):
             record(recording, path, lambda what, done, total, name=text.name: progress(f"{name}: {what}", done, total), warn)  # type: ignore[misc]  # a default
         found[text.name] = path

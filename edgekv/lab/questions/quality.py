@@ -80,12 +80,8 @@ class QualityBench(Struct, frozen=True):
                 raise ConfigError(f"{name} cannot take turns in one context with the others; leave it out")
         for name in self.tasks:
             TASKS.get(name)
-        if not self.texts:
-            raise ConfigError("no text was named; name one, the tasks need it too")
         if min((*(self.lengths or ()), self.depth or LEAST_TOKENS)) < LEAST_TOKENS:
             raise ConfigError(f"the depth and every length must be {LEAST_TOKENS} tokens or more")
-        if self.n_steps < 0 or min(self.n_samples, self.n_threads) < 1:
-            raise ConfigError("the steps must be 0 or more, the samples and threads 1 or more")
         if not self.n_steps and not self.tasks:
             raise ConfigError("there is nothing to measure; ask for steps or for tasks")
 

@@ -1,8 +1,6 @@
 """Rows of `edgekv bench` as table, Markdown, CSV, JSON and JSON lines."""
 
-import csv
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -52,7 +50,8 @@ def print_speed(rows: Sequence[Row], output: str, kld: bool = False) -> None:
     if output == "json":
         print_json(rows)
     elif output == "csv":
-        _print_csv(rows)
+        print_rows([{**{key: value for key, value in row.items() if key not in ("environment", "samples_ns", "samples_ts")},
+                     **{key: row["environment"][key] for key in _IN_CSV}} for row in rows], [], output)
     elif output in ("table", "md"):
         from edgekv.bench.environment import in_words
 
@@ -70,15 +69,6 @@ def write_line(rows: Sequence[Row], file: TextIO) -> None:
     """Write rows, one a line."""
     for row in rows:
         click.echo(json.dumps(row, ensure_ascii=False, allow_nan=False), file=file)
-
-
-def _print_csv(rows: Sequence[Row]) -> None:
-    flat = [{**{key: value for key, value in row.items() if key not in ("environment", "samples_ns", "samples_ts")},
-             **{key: row["environment"][key] for key in _IN_CSV}} for row in rows]
-    keys = dict.fromkeys(key for row in flat for key in row)  # of all rows: another llama-bench may have fields of its own
-    writer = csv.DictWriter(sys.stdout, fieldnames=list(keys), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
 
 
 def _shown(row: Row) -> Row:

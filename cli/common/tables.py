@@ -68,7 +68,8 @@ def print_rows(rows: Sequence[Row], columns: list[Column], output: str, groups: 
     if output == "json":
         print_json(rows)
     elif output == "csv":
-        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]) if rows else [c.key for c in columns], lineterminator="\n")
+        keys = dict.fromkeys(key for row in rows for key in row) or [c.key for c in columns]
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(keys), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     elif output == "md":

@@ -1,7 +1,7 @@
 """The times of one mode in one test, pass by pass."""
 
-import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -54,16 +54,8 @@ class Taken(Struct):
 def samples(nanoseconds: Sequence[int], n_tokens: int) -> dict[str, Any]:
     """The passes' averages and deviations in llama-bench's form."""
     speeds = [1e9 * n_tokens / ns for ns in nanoseconds]
+    of_ns, of_speeds = (stdev(nanoseconds), stdev(speeds)) if len(speeds) > 1 else (0.0, 0.0)
     return {
-        "avg_ns": round(_mean(nanoseconds)), "stddev_ns": round(_deviation(nanoseconds)), "avg_ts": _mean(speeds),
-        "stddev_ts": _deviation(speeds), "samples_ns": list(nanoseconds), "samples_ts": speeds,
+        "avg_ns": round(fmean(nanoseconds)), "stddev_ns": round(of_ns), "avg_ts": fmean(speeds), "stddev_ts": of_speeds,
+        "samples_ns": list(nanoseconds), "samples_ts": speeds,
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _deviation(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)) if len(values) > 1 else 0.0

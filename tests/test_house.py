@@ -26,7 +26,7 @@ BUDGETS = {
     "edgekv/bench": 2_748,
     "edgekv/common": 857,
     "edgekv/config": 999,
-    "edgekv/lab": 4_114,
+    "edgekv/lab": 4_106,
     "edgekv/measure": 1_313,
     "edgekv/pages": 185,
     "edgekv/planning": 2_625,

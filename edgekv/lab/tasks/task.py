@@ -1,5 +1,6 @@
 """A task: contexts, questions about them, and the grading of answers."""
 
+import re
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -7,7 +8,6 @@ from msgspec import Struct
 
 from edgekv.bench.text import Text
 from edgekv.common.registry import Registry
-from edgekv.lab.texts.facts import first_number
 from edgekv.lab.texts.frame import Frame, plain
 from edgekv.lab.texts.haystack import MARGIN, Haystack, planted, sentences
 from edgekv.llama import Llama
@@ -43,7 +43,7 @@ def is_right(expected: str, answer: str) -> bool:
     """Whether an answer is right. An expected number must equal the answer's first number, to the digit. Other text must begin the answer, and
     no letter, digit or hyphen may follow; case and quotation marks do not matter."""
     if expected.isdigit():
-        return first_number(answer) == expected
+        return next(iter(re.findall(r"\d+", answer)), None) == expected
     said, wanted = (text.strip().strip("\"'`*<[(").casefold() for text in (answer, expected))
     return said.startswith(wanted) and not (said[len(wanted) :][:1].isalnum() or said[len(wanted) :][:1] == "-")
 

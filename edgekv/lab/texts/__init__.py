@@ -1,1 +1,1 @@
-"""Facts, and texts to plant them in."""
+"""Texts to plant sentences in."""

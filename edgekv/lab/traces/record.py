@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import force_setattr
 
 from edgekv import _native
 from edgekv._native import core  # after edgekv.runtime.runtime, which puts the libraries in place
@@ -19,7 +18,7 @@ from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError
-from edgekv.config import KvOptions, SelectionOptions, parse_sample_budget
+from edgekv.config import KvOptions, SelectionOptions
 from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, TraceHeader, TraceWriter, dtype_of
 from edgekv.measure import interrupts
 from edgekv.measure.contexts import BATCH_TOKENS, decoder_of, read
@@ -45,10 +44,8 @@ class Recording(Struct, frozen=True):
     caches: Caches = Caches()
 
     def __post_init__(self) -> None:
-        if self.n_warmup < 0 or min(self.n_steps, self.n_threads) < 1 or self.depth <= self.n_warmup:
-            raise ConfigError(f"cannot record {self.n_steps} steps on {self.n_threads} threads at a depth of {self.depth} tokens with a "
-                              f"window of {self.n_warmup}; steps and threads must be at least 1, and the depth above the window")
-        force_setattr(self, "resolution", parse_sample_budget(self.resolution))
+        if self.depth <= self.n_warmup:
+            raise ConfigError(f"the window, of {self.n_warmup} tokens, must be shorter than the depth, {self.depth}")
 
     @property
     def n_tokens(self) -> int:

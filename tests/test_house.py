@@ -29,7 +29,7 @@ BUDGETS = {
     "edgekv/lab": 4_103,
     "edgekv/measure": 1_313,
     "edgekv/pages": 185,
-    "edgekv/planning": 2_625,
+    "edgekv/planning": 2_621,
     "edgekv/policies": 1_177,
     "edgekv/prefix_cache": 4_061,
     "edgekv/proof": 986,

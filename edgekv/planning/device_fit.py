@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -269,10 +270,7 @@ def least_budget(model: Geometry, plan: DevicePlan, kv: KvOptions, room: DeviceR
     low, high = plan.budget // MIB, -(-(plan.budget + plan.missing) // MIB)  # the first does not fit
     while not fits(high):
         low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high * MIB
+    return (low + 1 + bisect(range(low + 1, high), 0, key=fits)) * MIB
 
 
 def _remedies(model: Geometry, plan: DevicePlan, least: int, kv: KvOptions, room: DeviceRoom) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator
 
 from edgekv.common.enums import CacheType
@@ -46,10 +47,7 @@ def least_near(model: Geometry, errors: TypeErrors) -> int | None:
     bound = NOISE_FACTOR * errors.noise
     if len(errors.k) != model.n_layer or errors.estimate(_chosen(model, high, errors)) > bound:
         return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if errors.estimate(_chosen(model, middle, errors)) <= bound else (middle + 1, high)
-    return low
+    return low + bisect(range(low, high), 0, key=lambda n_bytes: errors.estimate(_chosen(model, n_bytes, errors)) <= bound)
 
 
 def check_by_layer(model: Geometry, kv: KvOptions) -> None:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, structs
+from msgspec import Struct, convert, structs
 from msgspec.structs import replace
 
 from edgekv.common.errors import ModelError
@@ -65,7 +65,7 @@ class Asked(Struct, frozen=True):
         return max(2, MOST_CELLS // CONTEXT_STEP // (1 if self.unified else self.n_seq)) * CONTEXT_STEP
 
 
-class Layer(Struct, frozen=True):
+class Layer(Struct, frozen=True, array_like=True):
     state: str
     """The name of an edgekv_layer_state, on the processor with K and V in the types that were asked for."""
     reason: str
@@ -91,7 +91,7 @@ class Content(str, enum.Enum):
     STATE = "state"
 
 
-class Rows(Struct, frozen=True):
+class Rows(Struct, frozen=True, array_like=True):
     """K and V of one layer in one cache, or a layer's state."""
 
     content: Content
@@ -191,7 +191,7 @@ class Inspector:
             self._kept.add(asked, dict(zip(sizes, found, strict=True)))
         for n in n_cells:
             if (asked, n) not in self._made:  # plans ask for the same few lengths hundreds of times
-                self._made[asked, n] = _read(self._kept.get(n, asked))
+                self._made[asked, n] = convert(self._kept.get(n, asked), Inspected, strict=False)  # flags are 0 or 1
         return [self._made[asked, n] for n in n_cells]
 
 
@@ -232,13 +232,6 @@ def _between(a: Rows, b: Rows, low: int, high: int, n: int) -> Rows | None:
     if a.n_cells == b.n_cells:
         return a
     return replace(a, n_cells=a.n_cells + n - low) if b.n_cells - a.n_cells == high - low else None
-
-
-def _read(found: dict[str, Any]) -> Inspected:
-    return Inspected(**found | {"layers": tuple(Layer(*one) for one in found["layers"]),
-                                "caches": tuple(Rows(Content(content), *one) for content, *one in found["caches"]),
-                                "ends": tuple(found["ends"]), "chunks": bool(found["chunks"]), "mla": bool(found["mla"]),
-                                "template": bool(found["template"])})
 
 
 class _Answers(Kept):

@@ -37,7 +37,7 @@ BUDGETS = {
     "edgekv/server": 5_237,
     "edgekv/tiering": 1_474,
     "findings": 1_524,
-    "models": 2_209,
+    "models": 2_202,
     "native": 611,
     "native/cuda": 7_201,
     "native/emulator": 2_786,

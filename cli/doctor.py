@@ -2,6 +2,7 @@
 
 import re
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ RATE_COLUMNS = [
     Column("what", "rate", right=False, rank=NAME, least=20),
     Column("value", "measured", right=False, rank=NAME),
 ]
+
+_FOLDER = attrgetter("parent")
 
 _RATES = {
     "link_copy": "host to GPU, one large copy of pinned memory",
@@ -122,8 +125,8 @@ def _print(report: dict[str, Any]) -> None:
         _line("built for", f"every processor of this kind: {', '.join(report['built_for'])}" if report["built_for"]
               else "this kind of processor alone (EDGEKV_CPU=all builds for every one)")
         _line("compiled with", ", ".join(re.findall(r"(\w+) = 1", report["system"])))
-        for folder, names in _by_folder(report["libraries"]):
-            _line("libraries", f"{folder}: {', '.join(names)}")
+        for folder, paths in groupby(sorted(map(Path, report["libraries"].values()), key=_FOLDER), key=_FOLDER):
+            _line("libraries", f"{folder}: {', '.join(path.name for path in paths)}")
     _line("default model", report["default_model"] or report["default_model_error"])
     if "model" in report:
         _group("The model")
@@ -255,13 +258,6 @@ def _print_model(model: dict[str, Any], weights: dict[str, str | None]) -> None:
         click.echo()
         print_rows(_layer_rows(model["layers"]), LAYER_COLUMNS, "table")
     _print_plans(model["device_plans"])
-
-
-def _by_folder(libraries: dict[str, str]) -> list[tuple[Path, list[str]]]:
-    folders: dict[Path, list[str]] = {}
-    for path in map(Path, libraries.values()):
-        folders.setdefault(path.parent, []).append(path.name)
-    return list(folders.items())
 
 
 def _layer_rows(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,8 +7,6 @@ the same attention. The mode's own first step is not timed, because a change of 
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 import numpy as np
 from msgspec import Struct, field
@@ -18,16 +16,12 @@ from edgekv.bench.modes import BenchMode
 from edgekv.bench.process import Counts
 from edgekv.bench.request import BenchTest
 from edgekv.bench.tally import added
-from edgekv.common.enums import CacheType, KvMode
+from edgekv.common.enums import KvMode
 from edgekv.common.reports import SelectionReport
-from edgekv.common.units import size
-from edgekv.config import HeadErrors, KvOptions
-from edgekv.measure.contexts import BATCH_TOKENS, Contexts, decoder_of
+from edgekv.config import KvOptions
+from edgekv.measure.contexts import Contexts
 from edgekv.measure.decoder import Decoder
 from edgekv.measure.steps import set_mode
-from edgekv.models import Geometry
-from edgekv.planning.available import available_bytes
-from edgekv.planning.fit import COMPUTE_BYTES
 from edgekv.runtime.runtime import Runtime
 from edgekv.tiering.stats import Stats
 
@@ -42,29 +36,6 @@ LIMIT_TOKENS = 4
 
 _WARMUP_SHARE = 8
 """Generated tokens per token of warm-up, in which a policy sees attention."""
-
-
-class Caches(Struct, frozen=True):
-    """The type and page size of a context's K and V."""
-
-    type_k: CacheType = CacheType.F16
-    type_v: CacheType = CacheType.F16
-    page_size: int | None = None
-    """None: as EDGEKV_PAGE_SIZE says, else the default."""
-
-    def does_not_fit(self, model: Geometry, n_ctx: int) -> str | None:
-        """The reason if a context of `n_ctx` tokens does not fit, or None."""
-        needed = model.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + COMPUTE_BYTES
-        free = available_bytes()
-        if needed <= free:
-            return None
-        return f"does not fit: it needs {size(needed)} and {size(free)} are free"
-
-
-def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, head_errors: HeadErrors | None = None) -> AbstractContextManager[Decoder]:
-    """`decoder_of` an empty context of these caches, stock until a mode is set. head_errors: for modes with an error."""
-    return decoder_of(model, kv=KvMode.OFF, head_errors=head_errors, page_size=caches.page_size, type_k=caches.type_k, type_v=caches.type_v,
-                      flash_attn=True, n_ctx=n_ctx, n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=n_threads)
 
 
 def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence[int]) -> None:

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 from support.benches import QUICK, SPARSE
 
-from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text, find_text, standard_text
 from edgekv.common.errors import ConfigError, DoesNotFit
 from edgekv.common.machine import cpu_family
@@ -148,8 +147,8 @@ def test_models_that_keep_more_than_rows(synthetic, kind):
 
 
 def test_no_memory(synthetic, monkeypatch):
-    monkeypatch.setattr(Caches, "does_not_fit", lambda *_: "does not fit: it needs 9 GiB and 1 GiB are free")
-    with pytest.raises(DoesNotFit, match="needs 9 GiB.*smaller -d"):
+    monkeypatch.setattr("edgekv.opening.available_bytes", lambda: 1 << 20)
+    with pytest.raises(DoesNotFit, match="a context for .* does not fit: .*; use smaller -d"):
         rows_of(synthetic())
 
 

@@ -7,12 +7,11 @@ from support.benches import SPARSE
 from support.stub import write_stub
 
 from edgekv.bench.modes import find_mode
-from edgekv.bench.passes import Caches, opened
 from edgekv.bench.text import find_text, standard_text
 from edgekv.lab.questions import asking
 from edgekv.lab.questions.answers import Answers, QuestionPlan
 from edgekv.lab.questions.likeness import compare
-from edgekv.lab.questions.start import Start
+from edgekv.lab.questions.start import Start, opened
 from edgekv.lab.tasks import Blank, Question
 from edgekv.measure.contexts import read
 
@@ -20,7 +19,7 @@ from edgekv.measure.contexts import read
 @pytest.fixture
 def started(synthetic):
     """A decoder that has read 300 tokens of prose, its Start, and the tokens after them."""
-    with opened(synthetic(), Caches(), 2000, 1) as decoder:
+    with opened(synthetic(), 2000, 1) as decoder:
         tokens = standard_text().tokens(decoder.llama, 400)
         start = Start(decoder, decoder.llama.kv.options)
         start.read(tokens[:300], [replace(find_mode("sparse"), destructive=True)], 1)
@@ -71,7 +70,7 @@ def test_a_destructive_mode_starts_like_the_others(started):
 
 def test_a_mode_with_sparse_prompts_reads_the_context_itself(synthetic):
     """Once, and the modes after it start from what full attention has read."""
-    with opened(synthetic("llama", n_head=6), Caches(), 4096, 2) as decoder:
+    with opened(synthetic("llama", n_head=6), 4096, 2) as decoder:
         tokens = np.random.default_rng(5).integers(260, 350, 3000).tolist()
         start, told = Start(decoder, decoder.llama.kv.options), []
         reading, exact = find_mode("sparse:prompts=sparse,prompt_sample_budget=2"), find_mode("exact")
@@ -92,7 +91,7 @@ def test_questions_come_after_the_same_tokens_in_a_destructive_mode(synthetic, m
     """What stands before a question that is asked after the context went cold does not depend on how it got there."""
     seen = []
     monkeypatch.setattr("edgekv.lab.questions.answers.ask", lambda decoder, *_: (seen.append(decoder.position), decoder.decode([7]), ["x"])[-1])
-    with opened(synthetic(), Caches(), 3000, 1) as decoder:
+    with opened(synthetic(), 3000, 1) as decoder:
         plan = QuestionPlan(decoder.llama, find_text("prose"), ("after-cold",), (700,), 1, 0)
         start, (reading,) = Start(decoder, decoder.llama.kv.options), plan.readings
         twin = find_mode(SPARSE)
@@ -109,7 +108,7 @@ def test_questions_come_after_the_same_tokens_in_a_destructive_mode(synthetic, m
 
 def test_answers_are_read_gap_by_gap(synthetic, monkeypatch):
     """The token that ends a gap is not decoded, and what it holds before the end goes on."""
-    with opened(synthetic(), Caches(), 500, 1) as decoder:
+    with opened(synthetic(), 500, 1) as decoder:
         script = iter("42, ok\n" + "Rome rest")
         tokenize = decoder.llama.tokenize
         decoded = []
@@ -127,7 +126,7 @@ def test_answers_are_read_gap_by_gap(synthetic, monkeypatch):
 
 def test_every_token_that_ends_an_answer_ends_a_gap(tmp_path, monkeypatch):
     """Of this file's two it names the other (llama.cpp 0c1e57098 knows more ends by their texts: findings/reponame-ends)."""
-    with opened(write_stub(tmp_path / "two.gguf", "", eos="<|im_end|>"), Caches(), 500, 1) as decoder:
+    with opened(write_stub(tmp_path / "two.gguf", "", eos="<|im_end|>"), 500, 1) as decoder:
         script = iter(decoder.llama.tokenize(b"42<|endoftext|>7 7", add_bos=False, special=True))
         monkeypatch.setattr(asking.np, "argmax", lambda logits: next(script))
         assert asking.ask(decoder, Question("age?", (Blank("is", "42"),)), (), ()) == ["42"]

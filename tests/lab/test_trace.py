@@ -12,7 +12,6 @@ import pytest
 from support.laboratory import COMMAND
 from support.traces import random_trace
 
-from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text, find_text
 from edgekv.common.enums import CacheType
 from edgekv.common.errors import ConfigError, EdgeKVError
@@ -170,8 +169,7 @@ def observed(model, tokens, n_prompt: int, **options) -> np.ndarray:
     ("gpt-oss", {}, "f16")])
 def test_a_recording_is_full_attention(tmp_path, synthetic, kind, shape, type_k):
     model = synthetic(kind, **shape)
-    caches = Caches(CacheType(type_k))
-    with recorded(tmp_path, model, caches=caches) as trace:
+    with recorded(tmp_path, model, type_k=CacheType(type_k)) as trace:
         of, steps = trace.header, list(trace)
     llama = Llama(str(model), n_ctx=512, verbose=False)
     tokens = find_text("prose").tokens(llama, 340)

@@ -59,7 +59,6 @@ def record(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.bench.passes import Caches
     from edgekv.bench.text import find_text
     from edgekv.common.machine import n_cores
     from edgekv.lab.traces.record import Recording
@@ -67,7 +66,7 @@ def record(
 
     recording = Recording(
         model=model_path(model), text=find_text(text), depth=depth, n_steps=steps, n_warmup=window, resolution=sample_budget,
-        n_threads=threads or n_cores(), caches=Caches(CacheType(cache_type_k), CacheType(cache_type_v), page_size))
+        n_threads=threads or n_cores(), type_k=CacheType(cache_type_k), type_v=CacheType(cache_type_v), page_size=page_size)
     with progress_bar() as progress:
         run(recording, output, progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
     click.echo(f"{output}: {depth} tokens and {steps} steps, {size(output.stat().st_size)}", err=True)

@@ -18,15 +18,16 @@ from msgspec import Struct
 
 from edgekv import _native
 from edgekv.bench.modes import FULL, BenchMode, errors_for, find_mode, in_order
-from edgekv.bench.passes import WARMUP_TOKENS, Caches, hooked_note, opened
+from edgekv.bench.passes import WARMUP_TOKENS, hooked_note
 from edgekv.bench.text import Text
 from edgekv.common.effort import Effort, Kind, Work
+from edgekv.common.enums import CacheType
 from edgekv.common.errors import ConfigError, DoesNotFit
 from edgekv.common.machine import stamp
 from edgekv.lab.questions.answers import Answers, QuestionPlan
 from edgekv.lab.questions.likeness import Likeness, compare
 from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
-from edgekv.lab.questions.start import Start
+from edgekv.lab.questions.start import Start, opened
 from edgekv.lab.questions.task_rows import ALL, AskedInModes
 from edgekv.lab.tasks import TASKS
 from edgekv.measure.contexts import BATCH_TOKENS, ContextError
@@ -48,6 +49,8 @@ FIGURES = (
 
 COUNTS = ("asked", "full_found", "found", "kept", "extra", "retention", "retention_low", "retention_high", "says_nothing", "wrong")
 """Figures of a task, see `Retention.row`; `wrong`: the mode's wrong answers where full attention is right."""
+
+_CACHE = {"type_k": CacheType.F16.value, "type_v": CacheType.F16.value}
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int, float | None], None]
@@ -71,7 +74,6 @@ class QualityBench(Struct, frozen=True):
     n_samples: int = 1
     """Contexts of each task and length."""
     n_threads: int = 1
-    caches: Caches = Caches()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -109,17 +111,14 @@ def run(
         raise ConfigError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
     model = geometry(bench.model)
     try:
-        with opened(bench.model, bench.caches, LEAST_TOKENS, 1) as decoder:
+        with opened(bench.model, LEAST_TOKENS, 1) as decoder:
             work = _Work.of(bench, decoder, model.path.name, model.n_ctx_train)
-        if reason := bench.caches.does_not_fit(model, work.n_ctx):
-            raise DoesNotFit(f"{model.path.name} with a context of {work.n_ctx} tokens {reason}; use smaller -d and --lengths")
-        cache = {"type_k": bench.caches.type_k, "type_v": bench.caches.type_v}
-        errors = errors_for(bench.all_modes.values(), bench.model, cache, bench.n_threads,
+        errors = errors_for(bench.all_modes.values(), bench.model, _CACHE, bench.n_threads,
                             lambda what, done, total: progress(what, done, total, None))
-        with opened(bench.model, bench.caches, work.n_ctx, bench.n_threads, errors) as decoder:
+        with opened(bench.model, work.n_ctx, bench.n_threads, errors) as decoder:
             yield from _Run(bench, decoder, work, progress, tell).rows()
     except ContextError as error:
-        raise DoesNotFit(f"a context for {model.path.name} {error}") from error
+        raise DoesNotFit(f"a context for {model.path.name} {error}; use smaller -d and --lengths") from error
 
 
 class _Work(Struct, frozen=True):
@@ -239,8 +238,7 @@ class _Run:
         return {
             "kind": kind, "mode": mode, **dict.fromkeys(("text", "depth", "n_steps", "task", "length")), **dict.fromkeys(FIGURES),
             **dict.fromkeys(COUNTS), "attended_fraction": None, "error": None, **figures, "n_samples": self.bench.n_samples,
-            "seed": self.bench.seed, "threads": self.bench.n_threads, "type_k": self.bench.caches.type_k.value,
-            "type_v": self.bench.caches.type_v.value, "model": Path(self.bench.model).name, "isa": info["isa"],
+            "seed": self.bench.seed, "threads": self.bench.n_threads, **_CACHE, "model": Path(self.bench.model).name, "isa": info["isa"],
             "version": info["version"], **stamp(), "note": "; ".join(notes) or None,
         }
 

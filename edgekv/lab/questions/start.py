@@ -1,11 +1,20 @@
 """The state from which every mode starts, and the way back to it: a context read with full attention, or by the mode itself."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 from edgekv.bench.modes import STOCK, BenchMode, find_mode
-from edgekv.config import KvOptions
-from edgekv.measure.contexts import read
+from edgekv.common.enums import CacheType, KvMode
+from edgekv.config import HeadErrors, KvOptions
+from edgekv.measure.contexts import BATCH_TOKENS, decoder_of, read
 from edgekv.measure.decoder import Decoder, Snapshot
+
+
+def opened(model: Path, n_ctx: int, n_threads: int, head_errors: HeadErrors | None = None) -> AbstractContextManager[Decoder]:
+    """`decoder_of` an empty context, stock until a mode is set. head_errors: for modes with an error."""
+    return decoder_of(model, kv=KvMode.OFF, head_errors=head_errors, type_k=CacheType.F16, type_v=CacheType.F16, flash_attn=True, n_ctx=n_ctx,
+                      n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=n_threads)
 
 
 class Start:

@@ -14,9 +14,8 @@ from msgspec import Struct
 
 from edgekv import _native
 from edgekv._native import core  # after edgekv.runtime.runtime, which puts the libraries in place
-from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text
-from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.config import KvOptions, SelectionOptions
 from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, TraceHeader, TraceWriter, dtype_of
@@ -41,7 +40,10 @@ class Recording(Struct, frozen=True):
     n_warmup: int = 32
     resolution: float = SelectionOptions.sample_budget
     n_threads: int = 1
-    caches: Caches = Caches()
+    type_k: CacheType = CacheType.F16
+    type_v: CacheType = CacheType.F16
+    page_size: int | None = None
+    """None: as EDGEKV_PAGE_SIZE says, else the default."""
 
     def __post_init__(self) -> None:
         if self.depth <= self.n_warmup:
@@ -64,9 +66,8 @@ def record(recording: Recording, path: Path, progress: Progress = lambda what, d
     model = geometry(recording.model)
     if recording.n_tokens > model.n_ctx_train:
         warn(f"{model.path.name} was trained for {model.n_ctx_train} tokens: beyond them its attention is not what it learned")
-    caches = recording.caches
-    options = _EXACT.with_(page_size=caches.page_size or KvOptions.from_env().cache.page_size)
-    with decoder_of(recording.model, kv_options=options, type_k=caches.type_k, type_v=caches.type_v, n_ctx=recording.n_tokens,
+    options = _EXACT.with_(page_size=recording.page_size or KvOptions.from_env().cache.page_size)
+    with decoder_of(recording.model, kv_options=options, type_k=recording.type_k, type_v=recording.type_v, n_ctx=recording.n_tokens,
                     n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=recording.n_threads) as decoder:
         tokens = recording.text.tokens(decoder.llama, recording.n_tokens)
         if len(tokens) < recording.n_tokens:
@@ -104,7 +105,7 @@ def _header(recording: Recording, decoder: Decoder, model: str) -> TraceHeader:
         layers=tuple(layer.il for layer in layers), groups=tuple(layer.n_head // layer.n_head_kv for layer in layers),
         exists=tuple(tuple(head < layer.n_head_kv for head in range(n_heads)) for layer in layers), resolution=recording.resolution,
         rope=None if rope is None else (layers[0].head_dim, *rope),
-        type_k=recording.caches.type_k.value, type_v=recording.caches.type_v.value)
+        type_k=recording.type_k.value, type_v=recording.type_v.value)
 
 
 class _Run:

@@ -23,7 +23,7 @@ BUDGETS = {
     "edgekv": 1_158,
     "edgekv/_native": 2_780,
     "edgekv/arrays": 873,
-    "edgekv/bench": 2_719,
+    "edgekv/bench": 2_708,
     "edgekv/common": 857,
     "edgekv/config": 999,
     "edgekv/lab": 4_110,

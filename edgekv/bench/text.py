@@ -8,14 +8,13 @@ import doctest
 import pydoc_data.topics
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from edgekv.common.errors import ConfigError, ModelError
-from edgekv.common.registry import Registry
 from edgekv.llama import Llama
 
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
@@ -107,21 +106,19 @@ def _dialogue() -> Text:
     return Dialogue("dialogue", "\n\n".join(f"User: {asked}\n\nAssistant: {answered}" for asked, answered in turns), turns)
 
 
-TEXTS: Registry[Callable[[], Text]] = Registry("text")
-
-TEXTS.add("prose", _prose, "paragraphs of the Python language reference and of the library's documentation")
-TEXTS.add("code", _code, "modules of Python's standard library")
-TEXTS.add("dialogue", _dialogue, "a chat about the library: what a function does, and what an example of its documentation gives")
+TEXTS: dict[str, Callable[[], Text]] = {"prose": _prose, "code": _code, "dialogue": _dialogue}
+"""Paragraphs of the Python language reference and of the library's documentation; modules of the library; a chat about it: what a function does, and
+what an example of its documentation gives."""
 
 
 def standard_text() -> Text:
-    return TEXTS.get("prose")()
+    return _prose()
 
 
 def find_text(name: str) -> Text:
     """The text called `name` (TEXTS), otherwise the file at that path. Raises ConfigError."""
     if name in TEXTS:
-        return TEXTS.get(name)()
+        return TEXTS[name]()
     if not Path(name).exists():
         raise ConfigError(f"there is no text or file {name!r}; name a file, or one of: {', '.join(TEXTS)}")
     return read_text(Path(name))
@@ -173,37 +170,29 @@ def _paragraphs(texts: Iterator[str]) -> Iterator[str]:
                 yield "\n".join(line.rstrip() for line in lines)
 
 
-class _Documented(Struct, frozen=True, dict=True):
-    """A name of the library and its docstring, for turns of a chat about it."""
-
-    name: str
-    docstring: str
-
-    @cached_property
-    def explanation(self) -> str:
-        """The paragraphs up to the first example, 120 words at most."""
-        words: list[str] = []
-        for paragraph in self.docstring.split("\n\n"):
-            if ">>>" in paragraph or words and len(words) + len(paragraph.split()) > 120:
-                break
-            words += paragraph.split()
-        return " ".join(words)
-
-    def turns(self, form: int) -> Iterator[tuple[str, str]]:
-        if len(self.explanation.split()) < 6:
-            return
-        asked = (f"What does {self.name} do?", f"Tell me about {self.name}, please.", f"And {self.name}? What is it good for?",
-                 f"I have seen {self.name} in a program. What is that?")
-        yield asked[form % len(asked)], self.explanation
-        try:
-            examples = doctest.DocTestParser().get_examples(self.docstring)
-        except ValueError:  # the example cannot be run
-            return
-        for example in examples[:4]:
-            gives = f"It gives {example.want.strip()}" if example.want.strip() else "That prints nothing."
-            yield f"What does this give?\n\n{example.source.strip()}", gives
+def _explanation(docstring: str) -> str:
+    """The paragraphs up to the first example, 120 words at most."""
+    words: list[str] = []
+    for paragraph in docstring.split("\n\n"):
+        if ">>>" in paragraph or words and len(words) + len(paragraph.split()) > 120:
+            break
+        words += paragraph.split()
+    return " ".join(words)
 
 
 def _turns() -> Iterator[tuple[str, str]]:
-    for i, (name, text) in enumerate(_docstrings()):
-        yield from _Documented(name, text).turns(i)
+    """Of a chat about the names of the library that have a docstring."""
+    for i, (name, docstring) in enumerate(_docstrings()):
+        explanation = _explanation(docstring)
+        if len(explanation.split()) < 6:
+            continue
+        asked = (f"What does {name} do?", f"Tell me about {name}, please.", f"And {name}? What is it good for?",
+                 f"I have seen {name} in a program. What is that?")
+        yield asked[i % len(asked)], explanation
+        try:
+            examples = doctest.DocTestParser().get_examples(docstring)
+        except ValueError:  # the example cannot be run
+            continue
+        for example in examples[:4]:
+            gives = f"It gives {example.want.strip()}" if example.want.strip() else "That prints nothing."
+            yield f"What does this give?\n\n{example.source.strip()}", gives

@@ -4,8 +4,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, ConsoleDimensions
@@ -253,18 +251,13 @@ def _writing() -> Iterator[None]:
         raise unwritable(error) from None
 
 
-def _termios() -> ModuleType | None:
-    """The module termios; None on Windows."""
-    try:
-        return import_module("termios")
-    except ImportError:
-        return None
-
-
 @contextmanager
 def _unseen_keys() -> Iterator[None]:
     """Inside the block typed keys, Ctrl-C too, are not echoed into the answer; they wait for the next prompt."""
-    termios = _termios()
+    try:
+        import termios
+    except ImportError:  # Windows
+        termios = None  # type: ignore[assignment]
     if termios is None or not sys.stdin.isatty():
         yield
         return

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
 
 from edgekv.cli.chat.client import ChatClient
 from edgekv.cli.chat.kv_status import KvStatus, Row, size_column
+from edgekv.cli.chat.views import ServerView
 from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.common.units import size
 from edgekv.prefix_cache import conversations
 from edgekv.prefix_cache.settings import default_folder
-
-if TYPE_CHECKING:
-    from edgekv.cli.chat.views import Span
-    from edgekv.runtime.runtime import Runtime
 
 _PROPS_S = 5.0  # only the footer needs /props: an answer must not wait for it
 _MOST_NAMES = 12
@@ -35,7 +32,7 @@ def base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-class RemoteServer:
+class RemoteServer(ServerView):
     """The facts about a server at an address: its models by /v1/models, a llama.cpp server's context by /props, and the KV cache by the
     `edgekv` part of /props."""
 
@@ -55,34 +52,13 @@ class RemoteServer:
         settings = self._props.get("default_generation_settings")
         return _count(settings, "n_ctx")
 
-    @property
-    def n_ctx_train(self) -> None:
-        """None: this side cannot choose a longer context."""
-
-    @property
-    def runtime(self) -> Runtime | None:
-        return None
-
-    @property
-    def gone(self) -> None:
-        """None: the server may come back, and the conversation is here."""
-
     def summary(self) -> str:
         context = f", context {self.n_ctx:,}" if self.n_ctx else ""
         mode = f", KV {kv}" if (kv := _text(self._edgekv, "mode")) else ""
         return f"{self.name} at {self._client.url}{context}{mode}"
 
-    def begin(self) -> None:
-        pass
-
-    def converse(self, conversation: str) -> None:
-        """Nothing to do: the server keeps what it wants."""
-
     def forget(self, conversation: str) -> None:
         conversations.forget(default_folder(), conversation)
-
-    def pin(self, spans: list[Span]) -> list[Span | None]:
-        raise NotImplementedError("there is no runtime")
 
     def status(self, n_used: int) -> KvStatus:
         return KvStatus(_text(self._edgekv, "mode"), None, None, self.n_ctx)

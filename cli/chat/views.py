@@ -27,36 +27,42 @@ Span = tuple[int, int]
 
 
 class ServerView(Protocol):
-    """Lengths are in tokens; None: unknown here."""
+    """Lengths are in tokens; None: unknown here. What has a body is so for a server that is not this process's."""
 
     @property
     def n_ctx(self) -> int | None: ...
 
     @property
-    def n_ctx_train(self) -> int | None: ...
+    def n_ctx_train(self) -> int | None:
+        return None
 
     @property
     def runtime(self) -> Runtime | None:
         """The Runtime of the context that answers; None: it is not in this process."""
+        return None
 
     @property
     def gone(self) -> str | None:
-        """The reason if no more answers are possible; None: they are."""
+        """The reason if no more answers are possible; None: they are, or the server may come back."""
+        return None
 
     def summary(self) -> str:
         """The model, its context and KV mode, and the memory, as far as they are known, for a chat's first lines."""
 
     def begin(self) -> None:
         """Note that an answer begins."""
+        return
 
     def converse(self, conversation: str) -> None:
         """Keep K and V for this conversation from now on."""
+        return
 
     def forget(self, conversation: str) -> None:
         """Remove the K and V that only this conversation has on this machine. Raises EdgeKVError."""
 
     def pin(self, spans: list[Span]) -> list[Span | None]:
         """Pin these positions and no others; returns the part of each span that is in the context. Without a `runtime` nothing is pinned."""
+        return []
 
     def status(self, n_used: int) -> KvStatus:
         """The state of the KV cache after an answer, with `n_used` tokens in it."""

@@ -26,7 +26,7 @@ BUDGETS = {
     "edgekv/bench": 2_708,
     "edgekv/common": 857,
     "edgekv/config": 999,
-    "edgekv/lab": 4_110,
+    "edgekv/lab": 4_101,
     "edgekv/measure": 1_313,
     "edgekv/pages": 185,
     "edgekv/planning": 2_621,

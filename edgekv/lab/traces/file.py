@@ -152,31 +152,29 @@ class TraceFile:
     def __init__(self, path: Path):
         self.path = path
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._file = np.load(path)
+            names = set(self._file.files)
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-        except zipfile.BadZipFile:
+        except (AttributeError, ValueError, EOFError, zipfile.BadZipFile):
             raise ConfigError(f"{path} is not a trace, or only a part of one; record one with `edgekv lab trace record`") from None
         try:
             self.header = self._header()
-            missing = _members(self.header) - set(self._zip.namelist())
-            if missing:
+            if missing := {name.removesuffix(".npy") for name in _members(self.header)} - names:
                 raise ConfigError(f"{path} is damaged: {min(missing)} is missing in it; record the trace again")
         except BaseException:
-            self._zip.close()
+            self.close()
             raise
 
     def close(self) -> None:
-        self._zip.close()
+        self._file.close()
 
     def _header(self) -> TraceHeader:
-        if HEADER not in self._zip.namelist():
-            raise ConfigError(f"{self.path} is not a trace; record one with `edgekv lab trace record`")
         try:
-            values = json.loads(self._bytes(HEADER))
+            values = json.loads(self._member(HEADER))
             found, version = values.get("format"), values.get("version")
-        except (ValueError, AttributeError):
-            raise ConfigError(f"{self.path} is not a trace: its {HEADER} is not what a trace has") from None
+        except (KeyError, ValueError, AttributeError):
+            found, version = None, None
         if found != FORMAT:
             raise ConfigError(f"{self.path} is not a trace; record one with `edgekv lab trace record`")
         if version != VERSION:
@@ -191,26 +189,19 @@ class TraceFile:
         """[step, layer, head, page] from step `start` on, of the stored type."""
         header = self.header
         n = min(CHUNK_STEPS, header.n_total - start)
-        return self._array(_member(kind, start), dtype_of(kind), (n, header.n_layers, header.n_heads, header.n_used_end(start + n - 1)))
-
-    def _array(self, name: str, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
-        try:
-            with self._zip.open(name) as member:
-                array = np.lib.format.read_array(member, allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, OSError) as error:
-            raise self._damaged(name, error) from None
+        name, dtype = _member(kind, start), dtype_of(kind)
+        shape = (n, header.n_layers, header.n_heads, header.n_used_end(start + n - 1))
+        array = np.asarray(self._member(name))
         if array.dtype != dtype or array.shape != shape:
-            raise self._damaged(name, f"it is {array.dtype} {array.shape} and not {np.dtype(dtype)} {shape}")
+            raise ConfigError(f"{self.path} is damaged: {name} is {array.dtype} {array.shape} and not {np.dtype(dtype)} {shape}; record the trace again")
         return array
 
-    def _bytes(self, name: str) -> bytes:
+    def _member(self, name: str) -> Any:
+        """An array, or the bytes of another member. Raises KeyError."""
         try:
-            return self._zip.read(name)
-        except (EOFError, zipfile.BadZipFile, zlib.error, OSError) as error:
-            raise self._damaged(name, error) from None
-
-    def _damaged(self, name: str, why: object) -> ConfigError:
-        return ConfigError(f"{self.path} is damaged: {name} cannot be read ({why}); record the trace again")
+            return self._file[name]
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, OSError) as error:
+            raise ConfigError(f"{self.path} is damaged: {name} cannot be read ({error}); record the trace again") from None
 
 
 class TraceWriter:

@@ -23,6 +23,7 @@ from edgekv.common.units import parse_bytes
 from edgekv.config import parse_kv_dir
 
 _NUMBERS = Parsed("N,...", numbers)
+_BUDGETS = Parsed("BYTES,...", lambda text: tuple(parse_bytes(part.strip(), "the KV budget") for part in text.split(",")))
 _TYPES = CommaList(click.Choice([kind.value for kind in CacheType]), "TYPE,...")
 _FILLS = ("text", "synthetic")
 
@@ -34,10 +35,6 @@ _MODES_HELP = (
     "measures that one alone), exact, exact-unobserved (attention mass not measured) and sparse. A mode can be changed: "
     "sparse:sample_budget=1000,recent_tokens=256."
 )
-
-
-def _budgets(text: str) -> tuple[int | None, ...]:
-    return tuple(parse_bytes(part.strip(), "the KV budget") for part in text.split(","))
 
 
 def _many(*names: str, **settings: Any) -> Any:
@@ -70,7 +67,7 @@ def _many(*names: str, **settings: Any) -> Any:
 @option("--kv-dir", type=Parsed("folder", parse_kv_dir), metavar="DIR",
         help="A folder on a disk for K and V, as in chat and serve, in modes sparse and exact. Stock keeps them in memory and is not measured.  "
              "[default: memory]")
-@_many("--kv-budget", "budgets", type=Parsed("BYTES,...", _budgets),
+@_many("--kv-budget", "budgets", type=_BUDGETS,
        help="With --kv-dir, mode sparse: memory for the rows that were read most lately, a row of the table for each size; auto: as in chat.  "
             "[default: auto]")
 @option("--fill", type=click.Choice(_FILLS), default=_FILLS[0], show_default=True,

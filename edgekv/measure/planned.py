@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from edgekv.planning.host import HostRates
 
 
-class Measuring:
+class Measuring(Struct, frozen=True):
     """The measurements of a plan. again: measure kept rates again. show: called before each measurement with (what is done, finished measurements,
     all of them)."""
 
-    def __init__(self, show: Show = lambda what, done, total: None, again: bool = False):
-        self.show, self.again = show, again
+    show: Show = lambda what, done, total: None
+    again: bool = False
 
 
 class PlanQuestion(Struct, frozen=True):

@@ -189,12 +189,8 @@ def _speeds(roofline: Callable[[KvMode, int], Speed] | None, n_ctx: int) -> Iter
 def _limits(request: ContextRequest, kv: KvOptions, roofline: Callable[[KvMode, int], Speed] | None) -> Iterator[Limit]:
     for mode in _MODES:
         options = kv.with_(mode=mode, **({"kv_vram": None, "kv_dir": None} if mode is KvMode.OFF else {}))
-        yield Limit(mode.value, largest_context(partial(_fits, request, options), LONGEST), None if roofline is None else
+        yield Limit(mode.value, largest_context(partial(request.fits, kv=options), LONGEST), None if roofline is None else
                     depth_at(LEAST_TOKENS_PER_S, partial(_decode, roofline, mode), LONGEST))
-
-
-def _fits(request: ContextRequest, kv: KvOptions, n_ctx: int) -> bool:
-    return request.fits(n_ctx, kv)
 
 
 def _decode(roofline: Callable[[KvMode, int], Speed], mode: KvMode, depth: int) -> float:

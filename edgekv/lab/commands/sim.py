@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 _BUDGET = Parsed("PERCENT|TOKENS", Budget.parse)
 
 
-def _budget(budget: float) -> str:
-    return str(budget) if isinstance(budget, int) else f"{100 * budget:g}%"
-
-
 COLUMNS = [
     Column("trace", "trace", right=False, rank=NAME),
     Column("policy", "policy", right=False, rank=NAME),
     Column("observe", "observes", right=False, rank=NAME),
-    Column("budget", "budget", _budget, rank=NAME),
+    Column("budget", "budget", lambda of: str(of) if isinstance(of, int) else f"{100 * of:g}%", rank=NAME),
     Column("split", "split", right=False, rank=NAME),
     Column("prefetch", "prefetch", right=False, rank=NAME),
     Column("layer", "layer", rank=NAME),

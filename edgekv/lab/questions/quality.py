@@ -199,7 +199,7 @@ class _Run:
         if len(self.work.texts) > 1:
             yield self._text_rows(ALL, together)
         if self.work.plan.readings:
-            yield self._task_rows(self._answers())
+            yield [self._row(**figures) for figures in AskedInModes(self.bench.tasks, self.bench.all_modes, self._answers()).rows()]
 
     # ---- texts --------------------------------------------------------------------------------------------------------------
 
@@ -226,9 +226,6 @@ class _Run:
                             partial(self._done, Kind.DECODE, f"{what}: {name}"))
                 self.effort.finish()
         return answers
-
-    def _task_rows(self, answers: Mapping[str, Answers]) -> list[Row]:
-        return [self._row(**figures) for figures in AskedInModes(self.bench.tasks, self.bench.all_modes, answers).rows()]
 
     # ---- common -------------------------------------------------------------------------------------------------------------
 

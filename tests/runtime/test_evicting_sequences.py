@@ -95,32 +95,6 @@ def test_two_sequences_are_as_each_alone(synthetic, kind, more):
             assert testing.check(run._native_handle()).n_groups_wrong == 0
 
 
-@pytest.mark.parametrize("types", [{}, {"type_k": 8, "type_v": 8}])
-def test_nothing_of_an_idle_sequence_changes(synthetic, types):
-    """While another one runs over its bound many times and its keys turn: cells, rows and dropped pages stay as they are, and so do the scores."""
-    path = synthetic("llama", n_layer=LAYERS, n_ctx_train=8192)
-    with attached(path, options(**OWN, positions=1), n_ctx=3 * 8192, n_seq=3, **SMALL, **types) as (context, run):
-        busy, idle = Talk(context, run, seq_id=1), Talk(context, run, seq_id=2)
-        for _ in range(7):
-            feed((busy, busy.tokens(64)), (idle, idle.tokens(64)))
-        feed((idle, idle.tokens(1)))
-        per_stream = len(dropped(run)[0, 0]) // 3
-
-        def of_idle() -> list[np.ndarray]:
-            cells = run.cells.stream(idle.stream)
-            scores = run._tiering.hierarchy.policy.scores
-            return [np.array(one) for one in (cells.positions, cells.labels, cells.changed, *idle.rows(), dropped(run)[:, :, 2 * per_stream :],
-                                              scores[:, :, 2 * per_stream :])]
-
-        before, freed = of_idle(), run.stats.n_freed
-        assert before[-2].any(), "some layer had dropped a page"
-        while busy.position < 10 * KEEP:
-            feed((busy, busy.tokens(int(busy.rng.choice([1, 1, 16, 64, 128])))))
-        assert run.stats.n_freed > freed + 8 * KEEP and not run.cells.stream(0).n_used
-        for now, then in zip(of_idle(), before, strict=True):
-            np.testing.assert_array_equal(now, then)
-
-
 @pytest.mark.parametrize(("split", "types"), [("uniform", {}), ("pooled", {"type_k": 8, "type_v": 8}), ("pyramid", {})])
 def test_memory_is_bounded_by_all_sequences_and_goes_back_with_each(synthetic, split, types):
     """Far more tokens have cells than fit into the bound. Rows of q8_0 take half a page of the system here, so that what is kept shares pages with what is

@@ -42,29 +42,6 @@ def test_streaming_is_stock_with_the_same_cells_removed(synthetic, kind, types):
         assert run.stats.n_freed == len(gone) and run.tiers().n_freed == len(gone) and run.memory().n_cells_used == len(kept)
 
 
-def test_twenty_times_what_is_kept(synthetic):
-    """Nothing grows, nothing fails, and every page that stays keeps its positions."""
-    with attached(synthetic("llama"), evict(256, policy="ema+anchor+recent"), n_ctx=8192, n_seq=1, n_batch=64, n_ubatch=64) as (context, run):
-        chat = Chat(context, run)
-        assert llama_cpp.llama_n_ctx(context.ctx) == 8192 and run.cells.n_cells == 512
-        for _ in range(16):
-            chat.feed(chat.tokens(64))
-        for n in (16, *[1] * 40):
-            chat.feed(chat.tokens(n))
-        before = run.memory()
-        keys = {position: cell for cell, position in enumerate(run.cells.stream().positions.tolist())}
-        assert before.home_bytes == 2 * 2 * 256 * 2 * 64 * 2
-        while chat.position < 20 * 256:
-            chat.feed(chat.tokens(int(chat.rng.choice([1, 1, 1, 3, 16, 40, 64]))))
-            assert run.memory().n_cells_used <= 256
-        after = run.memory()
-        assert (after.home_bytes, after.extra_bytes) == (before.home_bytes, before.extra_bytes)
-        stays = set(keys) & chat.positions()
-        now = {position: cell for cell, position in enumerate(run.cells.stream().positions.tolist())}
-        assert stays and all(now[position] == keys[position] for position in stays), "nothing is moved"
-        assert llama_cpp.llama_memory_seq_pos_max(context.memory, 0) == chat.position - 1
-
-
 def test_a_bounded_context_makes_room_in_every_mode(synthetic):
     for mode in ("exact", "sparse", "off"):
         with attached(synthetic("llama"), evict(256), n_ctx=4096, n_seq=1, n_batch=64, n_ubatch=64) as (context, run):

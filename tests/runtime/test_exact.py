@@ -78,16 +78,6 @@ def test_cells_that_an_index_lists(synthetic, n_head: int, n_top_k: int, types: 
         llama.kv.mode = "evict"
 
 
-@pytest.mark.parametrize(("kind", "hooked"), [
-    ("qwen3", [True, True]), ("gemma2", [False, True]), ("gpt-oss", [False, True]), ("lfm2", [False, True, False, True])])
-def test_architectures(synthetic, kind: str, hooked: list[bool]):
-    """Soft-cap, sliding windows beside full attention, attention sinks and hybrids: EdgeKV serves the layers that it can, and reports each
-    layer."""
-    llama = compare(synthetic(kind))
-    assert [layer.hooked for layer in llama.kv.layers] == hooked
-    assert all(layer.reason for layer in llama.kv.layers)
-
-
 @pytest.mark.parametrize(("kind", "options", "reason"), [
     ("llama", {"flash_attn": False}, "transposed"), ("mamba", {}, "recurrent"), ("llama", {"type_k": 3}, "cache type")])
 def test_what_cannot_be_served_runs_stock_and_says_so(synthetic, kind: str, options: dict, reason: str):

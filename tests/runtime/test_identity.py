@@ -1,6 +1,5 @@
 """The identity of rows follows from the context as it was built: it differs where one thing that rows depend on differs, and only there."""
 
-import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,25 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.adapters import lora
 from support.contexts import Context, attached
 
 from edgekv._native import core, token_rows
 from edgekv.config import KvOptions
-from edgekv.models.synth_file import SyntheticShape
 from edgekv.runtime.cells import EARLIER, SAMPLED
 from edgekv.runtime.runtime import Runtime
 
 import llama_cpp
 
-SHAPE = SyntheticShape(n_layer=4, head_dim=64)
 Q8_0 = llama_cpp.GGML_TYPE_Q8_0
 Built = tuple[Context, Runtime]
 
 
 @pytest.fixture
 def tiny(synthetic) -> Path:
-    return synthetic("llama", n_layer=SHAPE.n_layer)
+    return synthetic("llama", n_layer=4)
 
 
 @contextmanager
@@ -87,40 +83,6 @@ def test_an_overridden_hyperparameter(tiny):
 
     assert len({of(tiny), overridden(b"llama.attention.layer_norm_rms_epsilon", 1e-3), overridden(b"llama.rope.freq_base", 5000.0)}) == 3
     assert overridden(b"llama.rope.freq_base", 10000.0) == of(tiny)
-
-
-def test_a_control_vector_counts_with_content_strength_and_range(tiny):
-    directions = np.random.default_rng(0).standard_normal((SHAPE.n_layer - 1, SHAPE.n_embd), dtype=np.float32)
-
-    def steered(values: np.ndarray, first: int, last: int) -> bytes:
-        with built(tiny) as (context, run):
-            data = np.ascontiguousarray(values).ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-            assert llama_cpp.llama_set_adapter_cvec(context.ctx, data, values.size, SHAPE.n_embd, first, last) == 0
-            return run.tokens.depends_on()
-
-    other = directions.copy()
-    other[1, 7] += 1e-3
-    found = [steered(directions, 1, 3), steered(other, 1, 3), steered(0.5 * directions, 1, 3), steered(directions, 2, 3),
-             steered(directions, 1, 2), of(tiny)]
-    assert len(set(found)) == len(found)
-    assert steered(directions, 1, 3) == found[0]
-
-
-def test_an_adapter_counts_with_its_content(tiny, tmp_path):
-    paths = {"one": lora(tmp_path / "one.gguf", SHAPE), "copy": lora(tmp_path / "copy.gguf", SHAPE),
-             "other": lora(tmp_path / "other.gguf", SHAPE, seed=1), "alpha": lora(tmp_path / "alpha.gguf", SHAPE, alpha=8.0)}
-    with built(tiny) as (context, run):
-        loaded = {name: llama_cpp.llama_adapter_lora_init(context.model, str(path).encode()) for name, path in paths.items()}
-        found = {name: run.tokens.depends_on(ctypes.cast(adapter, ctypes.c_void_p).value) for name, adapter in loaded.items()}
-        plain = run.tokens.depends_on()
-        assert found["one"] == found["copy"]
-        assert len({plain, *found.values()}) == 4
-        scales = (ctypes.c_float * 1)(1.0)
-        assert llama_cpp.llama_set_adapters_lora(context.ctx, (type(loaded["one"]) * 1)(loaded["one"]), 1, scales) == 0
-        assert run.tokens.depends_on() == plain  # those that are in force are named by whoever puts them there
-    with built(tiny) as (context, run):
-        again = llama_cpp.llama_adapter_lora_init(context.model, str(paths["copy"]).encode())
-        assert run.tokens.depends_on(ctypes.cast(again, ctypes.c_void_p).value) == found["one"]
 
 
 def test_another_architecture(synthetic):

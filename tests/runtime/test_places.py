@@ -191,28 +191,6 @@ def test_without_edgekv_it_is_upstreams(synthetic):
 # ---- what is read ------------------------------------------------------------------------------------------------------------
 
 
-def alone(path, options: KvOptions, sequence: int, n: int, n_answer: int) -> list[np.ndarray]:
-    """Logits of a sequence's answer in a context of its own."""
-    with attached(path, options, n_ctx=1024, n_seq=1) as (context, run):
-        read(context, 0, n, seed=sequence)
-        return [context.decode([300 + i], [n + i], [0])[0] for i in range(n_answer)]
-
-
-def test_as_with_caches_of_their_own(synthetic):
-    """Four answers at a time behind prompts of four lengths: the same logits within the rounding of rows. What mode sparse reads
-    follows below."""
-    path, lengths, n_answer = synthetic("llama", dtype="f32"), (300, 333, 320, 201), 70
-    own = [alone(path, EXACT, s, n, n_answer) for s, n in enumerate(lengths)]
-    with attached(path, EXACT, n_ctx=2048, n_seq=4) as (context, run):
-        for s, n in enumerate(lengths):
-            read(context, s, n, seed=s)
-        for i in range(n_answer):
-            logits = context.decode([300 + i] * 4, [n + i for n in lengths], range(4))
-            for s in range(4):
-                np.testing.assert_allclose(logits[s], own[s][i], atol=2e-3)
-        check(run)
-
-
 def test_a_token_builds_no_sketch_while_groups_are_filled(synthetic):
     """Each answer has an open group of its own, without a sketch."""
     with attached(synthetic("llama"), SPARSE, n_ctx=2048, n_seq=4) as (context, run):
@@ -225,32 +203,6 @@ def test_a_token_builds_no_sketch_while_groups_are_filled(synthetic):
 
 
 # ---- forks -------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [EXACT, SPARSE], ids=["exact", "sparse"])
-def test_a_fork_that_loses_its_parent(synthetic, options: KvOptions):
-    """The child keeps the rows of what both had, and answers as if it had read it itself."""
-    path = synthetic("llama", dtype="f32")
-    own = alone(path, options, 0, 300, 40)
-    with attached(path, options, n_ctx=1024, n_seq=2) as (context, run):
-        read(context, 0, 300)
-        n_used = run.cells.stream().n_used
-        fork(context, 0, 1)
-        assert run.cells.stream().n_used == n_used, "a fork takes no cell"
-        for i in range(20):
-            both = context.decode([300 + i] * 2, [300 + i] * 2, [0, 1])
-            np.testing.assert_allclose(both[0], both[1], atol=2e-3)
-        assert mixed(run) == []
-        keys = np.array(run.cells.keys(run.layers[0].il))[0][cells_of(run, 1)[:300]].copy()
-        remove(context, 0)
-        read(context, 0, 100, seed=9)
-        np.testing.assert_array_equal(np.array(run.cells.keys(run.layers[0].il))[0][cells_of(run, 1)[:300]], keys)
-        for i in range(20, 40):
-            logits = context.decode([300 + i], [300 + i], [1])[0]
-            if options is EXACT:
-                np.testing.assert_allclose(logits, own[i], atol=2e-3)
-        assert mixed(run) == []
-        check(run)
 
 
 @pytest.mark.parametrize("options", [EXACT, SPARSE], ids=["exact", "sparse"])
@@ -270,23 +222,3 @@ def test_a_fork_that_moves_leaves_the_others_where_they_are(synthetic, options: 
         np.testing.assert_array_equal(np.array(run.cells.values(run.layers[0].il))[0][cells_of(run, 1)[100:250]], rows[1][150:])
         assert mixed(run) == [] and run.cells.stream().n_used == 300 + 150 + 1
         check(run)
-
-
-def test_the_same_bits_whatever_the_other_says(synthetic):
-    """In mode sparse each sequence's rows follow from its own tokens. Each gets 24 in turn, so that groups of 64 cells could hold some of both."""
-    turn, n = 24, 14 * 24
-    answers = []
-    for seed in (2, 3):
-        with attached(synthetic("llama"), SPARSE, n_ctx=1024, n_seq=2) as (context, run):
-            for at in range(0, n, turn):
-                read(context, 0, turn, at, seed=1)
-                read(context, 1, turn, at, seed=seed)
-            found = []
-            for i in range(4):
-                found.append(context.decode([300 + i], [n + i], [0]))
-                found += [np.concatenate(run.last_rows(0, head)) for head in range(2)]
-            answers.append(found)
-    n_read = [len(rows) // 2 for i, rows in enumerate(answers[0]) if i % 3]
-    assert 16 < min(n_read) and max(n_read) < n + 4, "some are read by chance"
-    for one, other in zip(*answers, strict=True):
-        np.testing.assert_array_equal(one, other)

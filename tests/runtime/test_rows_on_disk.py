@@ -166,19 +166,6 @@ def test_the_logits_are_those_of_a_home_in_memory(synthetic, tmp_path, mode, kin
         assert all((a == b).all() for a, b in zip(found[0], other, strict=True))
 
 
-@pytest.mark.parametrize("mode", [{"mode": "exact"}, SPARSE], ids=["exact", "sparse"])
-def test_what_a_token_reads_comes_back_from_the_disk(synthetic, tmp_path, mode):
-    with attached(synthetic("llama", n_layer=2, head_dim=128), KvOptions(kv_dir=tmp_path, **mode), n_ctx=8192, n_seq=1) as (context, _):
-        read_4096(context)
-        context.decode([270], [4096], [0])
-        page_out()
-        before = n_resident()
-        if before > 1024:
-            pytest.skip("this file system keeps its pages in memory")
-        context.decode([271], [4097], [0])
-        assert n_resident() > before + 64
-
-
 def test_the_file_has_no_name_and_all_its_space(synthetic, tmp_path):
     with attached(synthetic("llama", head_dim=128), KvOptions(mode="exact", kv_dir=tmp_path), n_ctx=16384, n_seq=1) as (_, run):
         assert os.listdir(tmp_path) == []

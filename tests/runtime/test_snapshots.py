@@ -71,19 +71,6 @@ def test_what_is_put_back_is_as_if_it_had_stayed(synthetic, kind: str, options: 
         check_alike(read(context, P, N, seq=1), stayed, unified)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_numbers_of_slots_and_cells_do_not_matter(synthetic, kind: str):
-    with opened(synthetic, kind, {"mode": "exact"}, n_seq=3) as (context, run):
-        read(context, 0, P, seq=2)
-        before, kept = run.tokens.depends_on(), take(run, 2, P)
-        stayed = read(context, P, N, seq=2)
-    for n_seq, n_ctx, unified in ((1, 1024, False), (4, 8192, False), (2, 2048, True)):
-        with opened(synthetic, kind, {"mode": "exact"}, n_ctx=n_ctx, n_seq=n_seq, unified=unified) as (context, run):
-            assert run.tokens.depends_on() == before
-            put(run, n_seq - 1, P, *kept)
-            check_alike(read(context, P, N, seq=n_seq - 1), stayed, unified)
-
-
 def test_of_a_whole_sequence_the_number_of_slots_matters(synthetic):
     """Identities tell so, and snapshots are refused."""
     with opened(synthetic, TRANSPOSED, {"mode": "exact"}, n_seq=3) as (context, run):

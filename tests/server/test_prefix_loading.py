@@ -117,8 +117,8 @@ def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, monke
         assert runtime is not None and runtime.tokens.arrivals.can_wait
 
         def hold(_reader: BlockReader, layers: range, _out: np.ndarray) -> None:
-            if layers.stop == N_LAYERS:  # the rest has rows in the first layer once that is computed
-                until(lambda: holds(runtime, 0, N + 39) and not holds(runtime, N_LAYERS - 1, N - 1), 30)
+            if layers.stop == N_LAYERS:  # the rest has rows in each layer before it once that is computed
+                until(lambda: holds(runtime, N_LAYERS - 2, N + 39) and not holds(runtime, N_LAYERS - 1, N - 1), 30)
                 computed.append(True)
 
         watch(monkeypatch, BlockReader, "read", hold)

@@ -41,6 +41,7 @@ def test_conversations_that_take_turns_are_read_once(tiny, kv):
             grown[seed] = prompt + answer["tokens"][:-1]
         (stats,) = server.prefixes.stats()
         assert stats.ram.hit_tokens > 3 * 1000 and stats.n_dropped == 0
+        assert server.runtime.tokens.arrivals.can_wait == (kv["mode"] != "off"), "stock nodes wait for no rows"
     if kv is not SPARSE:  # a sample of one text differs with the tokens decoded before
         with serve(tiny, kv, store=None) as server:
             for prompt, tokens in kept:

@@ -17,7 +17,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
 
 
-pytest_plugins = ("support.arithmetic", "support.fake_cupy", "support.fake_gpus", "support.serve_process", "support.wordy")
+pytest_plugins = ("support.arithmetic", "support.fake_cupy", "support.fake_gpus", "support.homes", "support.serve_process", "support.wordy")
 
 
 QUICK = ("arrays", "config", "models", "planning", "policies", "prefix_cache", "tiering", "test_house.py", "test_imports.py")

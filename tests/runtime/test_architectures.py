@@ -1,11 +1,16 @@
 """Every architecture of the pinned llama.cpp, on tiny models that its own test makes: what `python tests/architectures` measures, and the
 table of models/README.md that it writes."""
 
+import numpy as np
 import pytest
 from architectures import allocating, running, table
 from architectures.making import NotMadeError, compile_maker
+from support.contexts import attached
 from support.headers import MIB, allocated
+from support.held_rows import BLOCK, all_rows, hold_blocks, leave, rows
 
+from edgekv._native.token_rows import HeldTokens
+from edgekv.config import KvOptions
 from edgekv.models import geometry
 
 FACTOR = 3
@@ -157,3 +162,30 @@ def test_the_plan_is_what_llama_cpp_makes_of_it(maker, tmp_path, architecture, k
     maker.write(architecture, path := tmp_path / "model.gguf", keys)
     found = allocating.compare(path)
     assert not found["wrong"] and found["refusals"] == refusals
+
+
+@pytest.mark.parametrize("parks", [True, False], ids=["parked", "asked for"])
+@pytest.mark.parametrize("kind", ["qwen4exp", "deepseek32", "dots3note", "minimax-m3"])
+def test_keys_of_an_index_stay_with_the_rows(maker, tmp_path, monkeypatch, kind, parks):
+    """They lie in a cache of their own, and leave with the rows, whichever loses its tokens first: beside states, of rows alone, with windows, in pools."""
+    monkeypatch.setattr(HeldTokens, "parks", parks)
+    maker.write(kind, tmp_path / "model.gguf")
+    with attached(tmp_path / "model.gguf", KvOptions(mode="exact"), n_ctx=2 * (n := 4096), n_seq=1, unified=False) as (context, run):
+        tokens = np.random.default_rng(7).integers(5, 100, n).tolist()
+        for at in range(0, n, 512):
+            context.decode(tokens[at : at + 512], list(range(at, at + 512)), [0] * 512)
+        held, seen = hold_blocks(run, n), dict[HeldTokens, tuple[bytes, bool]]()
+        try:
+            before = all_rows(run, held, n=n)
+
+            def needed(one: HeldTokens) -> None:
+                seen[one] = rows(run, one, BLOCK), one.parked
+                one.release()
+
+            for one in held:
+                one.needed = lambda *_, one=one: needed(one)
+            leave(context)
+            assert [seen[one] for one in held] == [(one, parks) for one in before]
+        finally:
+            for one in held:
+                one.release()

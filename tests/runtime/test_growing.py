@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.contexts import attached
+from support.held_rows import BLOCK, all_rows, filled, hold_blocks, leave
+from support.held_rows import read as read_tokens
+from support.homes import LITTLE
 
 from edgekv._native import core
 from edgekv.common.errors import DoesNotFit
 from edgekv.config import KvOptions
-from edgekv.planning.available import available_bytes
 
 import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
 
@@ -197,48 +199,31 @@ def test_sketches_take_memory_where_tokens_are(synthetic):
 # ---- where there is no memory ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def free():
-    """Says how many bytes are free; it counts how often it is asked."""
-    asked: list[int] = []
-    left = {"bytes": 1 << 40}
-
-    def tell() -> int:
-        asked.append(left["bytes"])
-        return left["bytes"]
-
-    core.set_free_bytes(tell)
-    yield left, asked
-    core.set_free_bytes(available_bytes)
-
-
 def test_a_context_that_cannot_grow_refuses_the_batch_and_nothing_else(synthetic, free):
-    left, asked = free
     with attached(synthetic("llama", **SHAPE), n_ctx=N_CTX, n_seq=2, unified=False) as (context, run):
         context.decode(range(260, 300), range(40), [0] * 40)
-        assert len(asked) == 1
+        assert free.n_asked == 1
         context.decode([270], [40], [0])
-        assert len(asked) == 1, "what has memory is not asked about"
-        left["bytes"] = 16 * MIB
+        assert free.n_asked == 1, "what has memory is not asked about"
+        free.bytes = LITTLE
         now, before = run.cells.stream().now, np.array(run.cells.keys(0)[0, :41])
         with pytest.raises(AssertionError, match="llama_decode returned 1"):
             context.decode([270] * 4, range(4), [1] * 4)
         assert core.refused() and run.cells.stream().now == now
         context.decode([271], [41], [0])  # the page has room
         assert not core.refused() and (run.cells.keys(0)[0, :41] == before).all()
-        left["bytes"] = 1 << 40
+        free.bytes = 1 << 40
         context.decode([270] * 4, range(4), [1] * 4)
 
 
 def test_llama_says_what_is_missing(synthetic, free):
     from edgekv.llama import Llama
 
-    left, _ = free
     llama = Llama(str(synthetic("llama", **SHAPE)), n_ctx=N_CTX, n_threads=2, kv="exact", verbose=False)
-    left["bytes"] = 16 * MIB
+    free.bytes = LITTLE
     with pytest.raises(DoesNotFit, match="no memory for K and V"):
         llama.eval([260, 261])
-    left["bytes"] = 1 << 40
+    free.bytes = 1 << 40
     llama.eval([260, 261])
     assert llama.n_tokens == 2
     llama.close()
@@ -255,3 +240,55 @@ def test_a_copy_of_a_copy_has_its_rows(synthetic):
         for rows_of in (run.cells.keys, run.cells.values):
             for layer in range(2):
                 np.testing.assert_array_equal(rows_of(layer)[3, :200], rows_of(layer)[0, :200])
+
+
+# ---- parked rows: memory is asked for before others take their cells, and before they come back --------------------------------------
+
+PARKED = 4 * BLOCK
+
+
+@pytest.mark.parametrize("parks", [True, False])
+def test_cells_whose_rows_are_parked_have_no_memory(synthetic, free, parks):
+    """Tokens that are put in their place need it anew; in place of tokens that nobody holds they need none."""
+    with filled(synthetic, n=PARKED) as (_, run):
+        held, n_asked = hold_blocks(run, PARKED), free.n_asked
+        for one in held if not parks else []:
+            one.release()
+        run.tokens.place(0, 0, np.zeros(PARKED, np.uint8))
+        assert all(one.parked == parks for one in held) and free.n_asked == n_asked + parks
+
+
+def placed(run, held: list, first: int = 0) -> list[np.ndarray]:
+    """Cells for all blocks, of which these are parked."""
+    cells = run.tokens.place(0, first, np.zeros(PARKED, np.uint8), None, None, [(i * BLOCK, one) for i, one in enumerate(held)])
+    return np.split(cells, PARKED // BLOCK)
+
+
+def test_parked_rows_bring_their_memory(synthetic, free):
+    """A conversation comes back where no memory is free, unless some of its rows do not."""
+    with filled(synthetic, n=PARKED) as (context, run):
+        held = hold_blocks(run, PARKED)
+        before = all_rows(run, held, n=PARKED)
+        leave(context)
+        free.bytes = LITTLE
+        for those in ([], held[:3]):
+            with pytest.raises(DoesNotFit):
+                placed(run, those)
+        assert run.tokens.unpark(0, held, placed(run, held)) == [True] * 4
+        assert all_rows(run, held, n=PARKED) == before
+
+
+def test_rows_that_do_not_fit_there_do_not(synthetic, free):
+    """A page is not made of whole rows, and another's tokens lie in the cells of every place where pages would fit: they will be copied."""
+    types = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
+    with filled(synthetic, n=PARKED, n_ctx=2048, unified=True, **types) as (context, run):
+        held = hold_blocks(run, PARKED)
+        leave(context)
+        read_tokens(context, 0, 1)
+        read_tokens(context, 0, PARKED + 64, seq=1)
+        leave(context, seq=1, end=PARKED - 24)
+        free.bytes = LITTLE
+        with pytest.raises(DoesNotFit):
+            placed(run, held, first=1)
+        free.bytes = 1 << 40
+        assert not any(run.tokens.unpark(0, held, placed(run, held, first=1)))

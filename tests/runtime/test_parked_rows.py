@@ -1,12 +1,6 @@
 """Held rows whose tokens leave their cells are parked: they keep their bytes and the memory that they have, and come back with it."""
 
-import ctypes
-import errno
-import os
-import platform
-import struct
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -37,29 +31,6 @@ def test_rows_leave_with_their_tokens_and_come_back(synthetic, types, first):
             assert in_cells(run, 0, first) == stays
             assert back(run, held, first=first) == [True] * len(held)
             assert all_rows(run, held, first) == before == in_cells(run, 0, N, first) and in_cells(run, 0, first) == stays
-
-
-def test_others_compute_in_the_cells_meanwhile(synthetic):
-    """And give them up again, so that what they held does not remain."""
-    with filled(synthetic) as (context, run):
-        before, held = in_cells(run, 0, N), hold_blocks(run)
-        leave(context)
-        read(context, 0, N - 100)
-        assert all_rows(run, held) == before
-        assert back(run, held) == [True] * len(held) and in_cells(run, 0, N) == before
-        assert in_cells(run, 0, N)[0] == all_rows(run, held)[0]
-
-
-def test_rows_come_back_into_another_slot(synthetic):
-    with filled(synthetic) as (context, run):
-        before, held = in_cells(run, 0, N), hold_blocks(run)
-        leave(context)
-        read(context, 0, 300)
-        kept = in_cells(run, 0, 300)
-        assert back(run, held, seq=1) == [True] * len(held)
-        assert in_cells(run, 1, N) == before == all_rows(run, held) and in_cells(run, 0, 300) == kept
-        leave(context, seq=1)
-        assert all(one.parked for one in held) and all_rows(run, held) == before
 
 
 def test_rows_outlive_their_context(synthetic):
@@ -147,16 +118,6 @@ def test_tokens_in_scattered_cells_are_not_parked(synthetic):
         assert not any(one.parks for one in held)
 
 
-def test_one_that_may_not_park_waits(synthetic, monkeypatch):
-    monkeypatch.setattr(HeldTokens, "parks", False)
-    with filled(synthetic) as (context, run):
-        held = hold_blocks(run)
-        for one in held:
-            one.needed = lambda *_, one=one: one.release()
-        leave(context)
-        assert not any(one.parked or one.parks for one in held)
-
-
 @pytest.mark.parametrize("n_gone", range(1, 5))
 def test_the_others_stay_when_some_are_released(synthetic, n_gone):
     """In any order: whole pages are given back, and those that two blocks share stay for the other one."""
@@ -168,15 +129,6 @@ def test_the_others_stay_when_some_are_released(synthetic, n_gone):
             held[i].release()
         left = [i for i in range(len(held)) if i not in order[:n_gone]]
         assert [rows(run, held[i], sizes()[i]) for i in left] == [before[i] for i in left]
-
-
-def test_some_come_back_and_others_stay_parked(synthetic):
-    with filled(synthetic, **Q8_0) as (context, run):
-        before, held = in_cells(run, 0, N), hold_blocks(run)
-        leave(context)
-        assert back(run, held[:3], n=3 * BLOCK) == [True] * 3
-        assert in_cells(run, 0, 3 * BLOCK) == before[:3] and all_rows(run, held) == before
-        assert [one.parked for one in held] == [False] * 3 + [True] * 2
 
 
 def test_too_few_cells_are_refused(synthetic):
@@ -229,29 +181,6 @@ def test_all_that_leave_together_share_one_wait(synthetic):
             one.needed = lambda *at: since.append(at)
         leave(context)
         assert len(since) == len(held) and len(set(since)) == 1 and len(since[0]) == 1
-
-
-MREMAP = {"x86_64": 25, "aarch64": 216}
-
-
-def without_mremap() -> None:
-    """The kernel refuses this thread to move pages, until it ends."""
-    code = [(0x20, 0, 0, 0), (0x15, 0, 1, MREMAP[platform.machine()]), (0x06, 0, 0, 0x50000 | errno.EPERM), (0x06, 0, 0, 0x7FFF0000)]
-    filters = (ctypes.c_uint8 * (8 * len(code))).from_buffer_copy(b"".join(struct.pack("=HBBI", *one) for one in code))
-    program = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(filters)))
-    libc = ctypes.CDLL(None, use_errno=True)
-    no_new_privileges, seccomp, by_filter = 38, 22, 2
-    assert libc.prctl(no_new_privileges, 1, 0, 0, 0) == 0 and libc.prctl(seccomp, by_filter, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
-
-
-@pytest.mark.skipif(platform.machine() not in MREMAP, reason="the number of a system call")
-def test_what_the_kernel_does_not_move_is_copied(synthetic):
-    with filled(synthetic, **Q8_0) as (context, run), ThreadPoolExecutor(1, initializer=without_mremap) as pool:
-        before, held = in_cells(run, 0, N), hold_blocks(run)
-        pool.submit(leave, context).result()
-        assert all(one.parked for one in held) and all_rows(run, held) == before
-        assert pool.submit(back, run, held).result() == [True] * len(held)
-        assert in_cells(run, 0, N) == before == all_rows(run, held)
 
 
 def test_beginnings_of_conversations_take_turns_in_two_slots(synthetic):

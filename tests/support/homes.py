@@ -1,4 +1,4 @@
-"""Memory of this process: KV homes on disk, where they are mapped, what of them is in memory and how to let it go; bytes that are its own."""
+"""Memory of this process: KV homes on disk, where they are mapped, what of them is in memory and how to let it go; bytes that are its own; what is free."""
 
 import ctypes
 import mmap
@@ -7,9 +7,12 @@ import resource
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 _PAGEOUT, _MS_SYNC = 21, 4
 _PRESENT, _EXCLUSIVE = 1 << 63, 1 << 56  # the kernel's page of zeros is present, and everybody's
@@ -85,3 +88,25 @@ def in_process(code: str, *arguments: object, **variables: str) -> subprocess.Co
     tests = Path(__file__).resolve().parent.parent
     return subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tests), *map(str, arguments)], capture_output=True, text=True,
                           timeout=300, env={**os.environ, **variables})
+
+
+LITTLE = 16 << 20
+"""Less than a program has left for everything else when a cache stops to grow."""
+
+
+@pytest.fixture
+def free() -> Iterator[SimpleNamespace]:
+    """How many `bytes` this process is told are free, and how often it asked (`n_asked`). The first server of a process tells it the machine's anew."""
+    from edgekv._native import core
+    from edgekv.planning.available import available_bytes
+
+    said = SimpleNamespace(bytes=1 << 40, n_asked=0)
+
+    def tell() -> int:
+        said.n_asked += 1
+        return said.bytes
+
+    said.tell = lambda: core.set_free_bytes(tell)
+    said.tell()
+    yield said
+    core.set_free_bytes(available_bytes)

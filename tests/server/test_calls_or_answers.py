@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients import CHAT, Stream, drained, post
+from support.clients import CHAT, post
 from support.dialects import DIALECTS, MESSAGES, RESPONSES, read, refusal, request
 from support.serve_process import Served
 from support.stub import CALLING, CHANNELS, THINKING
@@ -82,12 +82,6 @@ def test_a_tool_is_called_beside_a_schema(served: Served, path: str, letter: str
 def test_no_prose_beside_a_schema(served: Served, path: str, letter: str):
     text, calls = said(path, post(served.url, path, asked(path, letter)))
     assert calls if letter == "p" and not text else json.loads(text) == {"word": "ok"}
-
-
-def test_a_stream_tells_the_call(served: Served):
-    events = drained(Stream(served.url, asked(CHAT, "t")))
-    arguments = [call["function"].get("arguments", "") for event in events for choice in event["choices"] for call in choice["delta"].get("tool_calls", [])]
-    assert json.loads("".join(arguments)) == {"path": "a.txt"}
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}], ids=str)

@@ -151,18 +151,6 @@ def test_windows_and_states_are_copied_too(synthetic, kind):
         assert [len(tokens) for tokens in answers] == [50] * 3 and server.runtime.memory().n_cells_used <= 3 * KEEP
 
 
-def test_a_state_of_a_slot_comes_back_beside_others(long_ones, tmp_path):
-    with evicting(long_ones, n_slots=2, extra=("--slot-save-path", str(tmp_path))) as server:
-        prompt = conversation(4, 150)
-        first = ask(server, prompt, 8, id_slot=0)
-        assert send(server.url, "/slots/0?action=save", {"filename": "one"}).status == 200
-        ask(server, conversation(5, 700), 8, id_slot=0), ask(server, conversation(6, 700), 8, id_slot=1)
-        other = by_slot(server)[1]
-        assert send(server.url, "/slots/0?action=restore", {"filename": "one"}).status == 200
-        again = ask(server, prompt, 8, id_slot=0)
-        assert n_read(again) == 1 and again["tokens"] == first["tokens"] and by_slot(server)[1] == other
-
-
 # ---- one slot --------------------------------------------------------------------------------------------------------------------
 
 

@@ -48,15 +48,3 @@ def test_many_answers_to_one_prompt_take_its_cells_once(tiny):
         reply = send(server.url, "/v1/completions", body)
         assert len(reply.body["choices"]) == 8
         assert server.runtime.memory().n_cells_used <= 1000 + 8 * 8
-
-
-def test_a_saved_slot_comes_back_beside_others(tiny, tmp_path):
-    prompt = conversation(4, 300)
-    with serve(tiny, n_slots=2, store=None, extra=(*ONE, "--slot-save-path", str(tmp_path))) as server:
-        first = ask(server, prompt, 8, id_slot=0)
-        assert send(server.url, "/slots/0?action=save", {"filename": "one"}).status == 200
-        ask(server, conversation(5, 400), 8, id_slot=0)
-        ask(server, conversation(6, 100), 8, id_slot=1)
-        assert send(server.url, "/slots/0?action=restore", {"filename": "one"}).status == 200
-        again = ask(server, prompt, 8, id_slot=0)
-        assert n_read(again) == 1 and again["tokens"] == first["tokens"]

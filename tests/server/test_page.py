@@ -4,10 +4,8 @@ import re
 from collections.abc import Iterator
 from importlib import resources
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from support.browser import browser as opened
 from support.browser import contrast, look, text, texts, visit
 from support.clients import post, shown_at, until
 from support.local_server import N_TOKENS, SPARSE, complete, map_fields, options, settled
@@ -18,12 +16,6 @@ from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server import first_tokens, page
 from edgekv.server.conversations import Conversations
 from edgekv.server.server import Server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with opened() as window:
-        yield window
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The page at /edgekv beside servers of their own: behind keys, in other modes; and who may read what a conversation says."""
 
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from support.browser import browser as opened
@@ -16,12 +14,6 @@ from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server
 
 STORE = StoreSettings(ram_bytes=1 << 24)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with opened() as window:
-        yield window
 
 
 def test_keys_are_asked_for(synthetic, browser):

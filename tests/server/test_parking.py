@@ -1,18 +1,15 @@
 """A conversation whose slot another one takes is parked, and comes back with its memory: nothing of it is copied, and it goes on as if it had stayed."""
 
-import itertools
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support.calls import watch
 from support.prefix_server import EXACT, SPARSE, apart, ask, conversation, serve
 
 from edgekv._native.token_rows import HeldTokens
-from edgekv.prefix_cache import writer
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.server import saving
 
 N, N_ANSWER = 900, 8
 OWN_CACHES = ("--no-kv-unified",)
@@ -25,16 +22,10 @@ def wide(synthetic) -> Path:
 
 
 @pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each copy out of a slot or of what is parked."""
-    found, read = list[int](), HeldTokens.read
-
-    def noted(held: HeldTokens, *arguments: Any) -> np.ndarray:
-        rows = read(held, *arguments)
-        found.append(rows.nbytes)
-        return rows
-
-    monkeypatch.setattr(HeldTokens, "read", noted)
+def copiers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The thread of each copy out of a slot or of what is parked."""
+    found: list[str] = []
+    watch(monkeypatch, HeldTokens, "read", lambda *_: found.append(threading.current_thread().name))
     return found
 
 
@@ -56,7 +47,7 @@ def longer(tokens: list[int], answer: tuple, seed: int = 9) -> list[int]:
 
 @pytest.mark.parametrize("more", [{}, {"n_slots": 2, "n_ctx": 4096}, {"n_slots": 2, "n_ctx": 4096, "extra": OWN_CACHES}], ids=["one slot", "unified", "apart"])
 @pytest.mark.parametrize("kv", [{"mode": "off"}, EXACT, SPARSE], ids=["off", "exact", "sparse"])
-def test_who_comes_back_goes_on_as_if_nobody_had_come_between(wide, copies, kv, more):
+def test_who_comes_back_goes_on_as_if_nobody_had_come_between(wide, copiers, kv, more):
     first, second = apart(1, N), apart(2, N)
     with serve(wide, kv, None, **more) as server:
         stayed = [said(server, first, id_slot=0)]
@@ -65,7 +56,7 @@ def test_who_comes_back_goes_on_as_if_nobody_had_come_between(wide, copies, kv, 
         came = [said(server, first, id_slot=0)]
         said(server, second, id_slot=0)
         came += [said(server, longer(first, came[0]), id_slot=0)]
-        assert copies == [] and came[1][2] == N + N_ANSWER - 1
+        assert copiers == [] and came[1][2] == N + N_ANSWER - 1
     for one, other in zip(came, stayed):
         same(one, other)
 
@@ -141,14 +132,7 @@ def test_a_bound_that_is_too_small_keeps_a_beginning(wide):
         assert stats.ram.n_bytes <= bound
 
 
-@pytest.fixture
-def writes_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    n_tokens = itertools.count()
-    monkeypatch.setattr(writer, "PAUSE_S", 3600.0)
-    monkeypatch.setattr(saving, "answers", lambda: (next(n_tokens), 0.01))
-
-
-def test_a_folder_gets_what_is_parked(wide, writes_wait, tmp_path):
+def test_a_folder_gets_what_is_parked(wide, never_ending, tmp_path):
     store, first, second = StoreSettings(ram_bytes=1 << 30, folder=tmp_path), apart(1, N), apart(2, N)
     with serve(wide, EXACT, store) as server:
         stayed = said(server, first)
@@ -193,14 +177,6 @@ def test_a_common_beginning_stays_in_the_slot(wide):
         same(one, other)
 
 
-@pytest.fixture
-def copiers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The thread of each copy."""
-    found, read = list[str](), HeldTokens.read
-    monkeypatch.setattr(HeldTokens, "read", lambda held, *arguments: (found.append(threading.current_thread().name), read(held, *arguments))[1])
-    return found
-
-
 def test_what_is_not_parked_is_copied_before_its_cells_are_needed(wide, copiers):
     """The block in which two conversations part: a thread copies it, and answers go on. The rest is parked."""
     beginning = apart(1, 100)
@@ -211,7 +187,7 @@ def test_what_is_not_parked_is_copied_before_its_cells_are_needed(wide, copiers)
         assert len(copiers) == 1 and copiers[0].startswith("edgekv-save")
 
 
-def test_two_slots_want_what_is_parked(wide, copies):
+def test_two_slots_want_what_is_parked(wide, copiers):
     """The first gets the memory; the second copies from its cells."""
     first, second = apart(1, N), apart(2, N)
     stayed, came = [], []
@@ -223,33 +199,15 @@ def test_two_slots_want_what_is_parked(wide, copies):
         said(server, second, id_slot=0)
         for slot, seed in ((1, 8), (0, 9)):
             came.append(said(server, longer(first, answer, seed), id_slot=slot))
-            assert (copies == []) == (slot == 1) and came[-1][2] == N + N_ANSWER - 1
+            assert (copiers == []) == (slot == 1) and came[-1][2] == N + N_ANSWER - 1
     for one, other in zip(came, stayed):
         same(one, other)
 
 
-def test_a_request_that_keeps_nothing_parks_what_was_there(wide, copies):
+def test_a_request_that_keeps_nothing_parks_what_was_there(wide, copiers):
     first, second = apart(1, N), apart(2, N)
     with serve(wide, EXACT) as server:
         answer = said(server, first)
         said(server, second, cache_prompt=False)
         again = said(server, longer(first, answer))
-        assert again[2] == N + N_ANSWER - 1 and copies == []
-
-
-def test_conversations_that_take_turns_stay_right(wide):
-    """More than slots, in any order: each goes on as it would alone."""
-    prompts = {seed: apart(seed, 500 + 90 * seed) for seed in range(4)}
-    alone = dict[int, list[tuple]]()
-    for seed, prompt in prompts.items():
-        with serve(wide, EXACT, None) as server:
-            one = said(server, prompt)
-            alone[seed] = [one, said(server, longer(prompt, one))]
-    order = np.random.default_rng(5).permutation([*range(4)] * 2).tolist()
-    with serve(wide, EXACT, n_slots=2, n_ctx=4096) as server:
-        seen = dict[int, int]()
-        for seed in order:
-            turn = seen.get(seed, 0)
-            prompt = prompts[seed] if turn == 0 else longer(prompts[seed], alone[seed][0])
-            same(said(server, prompt), alone[seed][turn])
-            seen[seed] = turn + 1
+        assert again[2] == N + N_ANSWER - 1 and copiers == []

@@ -1,6 +1,5 @@
 """Kept rows stay in their slot until it needs the cells or answers pause, and the next prompt finds them all the same."""
 
-import itertools
 import threading
 import time
 import tracemalloc
@@ -143,15 +142,6 @@ def test_an_answer_runs_while_its_tokens_come(monkeypatch: pytest.MonkeyPatch, g
     assert running.run()
     found[0] = None
     assert not running.run()
-
-
-@pytest.fixture
-def never_ending(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Answers never end, and pauses do not either. Once the event is set no more tokens come."""
-    n_tokens, ended = itertools.count(), threading.Event()
-    monkeypatch.setattr(writer, "PAUSE_S", 3600.0)
-    monkeypatch.setattr(saving, "answers", lambda: None if ended.is_set() else (next(n_tokens), 0.01))
-    return ended
 
 
 def test_a_server_writes_when_its_answer_has_ended(tiny, monkeypatch: pytest.MonkeyPatch, tmp_path):

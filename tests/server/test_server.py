@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,6 @@ from support.contexts import Context
 from support.stub import write_stub
 
 from edgekv._native import http_server as native_server
-from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, EXIT_RUNTIME, EXIT_USAGE, ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import KvOptions
 from edgekv.models.inspector import projector_bytes
@@ -171,13 +169,6 @@ def test_signals_are_pythons_at_every_moment(tiny, interruptible):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_it_can_start_on_another_thread(tiny):
-    with ThreadPoolExecutor(1) as pool:
-        server = pool.submit(Server(options(tiny)).start).result(60)
-    assert shown_at(server, "/health")
-    server.stop()
-
-
 def test_ctrl_c_belongs_to_python(tiny, interruptible):
     """The server's own SIGINT handler would stop it."""
     with Server(options(tiny)) as server:
@@ -193,16 +184,6 @@ def test_ctrl_c_belongs_to_python(tiny, interruptible):
                 signal.signal(signal.SIGALRM, old)
         assert server.alive and shown_at(server, "/health")
     assert not server.alive
-
-
-@pytest.mark.parametrize("mode", KvMode)
-def test_its_context_is_tiered(tiny, mode):
-    with Server(options(tiny, kv=KvOptions(mode=mode))) as server:
-        attached = [live for live in attachments.live() if live.memory().n_cells == 512]
-        assert [live.mode for live in attached] == [mode]
-        assert attached == [server.runtime]
-    assert not [live for live in attachments.live() if live in attached]
-    assert server.runtime is None
 
 
 # ---- what can go wrong ------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 2_836,
     "tests/proof": 244,
     "tests/runtime": 6_390,
-    "tests/server": 8_621,
+    "tests/server": 8_625,
     "tests/support": 4_634,
     "tests/templates": 153,
     "tests/tiering": 1_180,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.clients import CHAT, Reply, Stream, answering, drained, send, until
 from support.native_build import needs, program
-from support.serve_process import EDGEKV, environment, serving
+from support.serve_process import EDGEKV, Served, environment, serving
 
 from edgekv._native import http_server as native
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
@@ -23,6 +23,10 @@ LONG = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 700, 
 
 
 # ---- the queue ------------------------------------------------------------------------------------------------------------------
+
+
+def one_waits(served: Served) -> bool:
+    return "\nedgekv_requests_waiting 1\n" in served.ask("/metrics").text
 
 
 def test_a_full_queue_says_when_to_come_again(default_model, tmp_path):
@@ -38,7 +42,7 @@ def test_a_full_queue_says_when_to_come_again(default_model, tmp_path):
                 refused.append(reply)
                 return reply.status == 503
 
-            time.sleep(0.5)
+            until(lambda: one_waits(served))
             assert is_refused()
             assert refused[-1].body["error"]["type"] == "unavailable_error" and "try again later" in refused[-1].body["error"]["message"]
             assert 1 <= int(refused[-1].headers["retry-after"]) <= 60
@@ -168,7 +172,7 @@ def test_who_waits_is_told(default_model, tmp_path, number):
         stream = Stream(served.url, LONG)
         assert stream.event()
         waits = pool.submit(served.ask, CHAT, LONG)
-        time.sleep(0.5)
+        until(lambda: one_waits(served))
         served.process.send_signal(number)
         events = list(iter(stream.event, None))
         assert events[-1]["error"]["message"] == "the server is stopping" and events[-1]["error"]["type"] == "unavailable_error"

@@ -1,15 +1,16 @@
 """Prompts are ubatches longer than a decode step, in nodes of ours: every length, cache type and mask, at any depth, for each number of
 threads; their place in the graph, and what observers see."""
 
+import ctypes
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from support.contexts import attached, drop, dropped
 from support.decoding import kld
-from support.double import Reference
-from support.full_attention import Capture, _ggml, full
+from support.double import Reference, as_values
 
+from edgekv import _native
 from edgekv._native import paging
 from edgekv.config import KvOptions
 from edgekv.runtime.runtime import Runtime
@@ -28,6 +29,47 @@ OUTPUT = 2e-2
 """The bound for an attended value of standard deviation 1: operands may be rounded to 8 bits of mantissa."""
 F16, Q8_0, Q4_0 = 1, 8, 2
 ALONE = dict(n_seq=1, n_threads=1)
+
+
+_ggml = ctypes.CDLL(str(next(_native.lib_dir().glob("libggml-base.so*"))))
+_ggml.ggml_get_name.restype, _ggml.ggml_get_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+_ggml.ggml_get_data.restype, _ggml.ggml_get_data.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+_ggml.ggml_nelements.restype, _ggml.ggml_nelements.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+
+
+class Nodes:
+    """Of each graph: the names of its nodes in the order of their computation, and, of steps in which it is `on`, copies of the queries ("Qcur") and of the
+    attention's output ("kqv_out") of each layer. `arguments` are for the Context."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.names: list[str] = []
+        self.found: dict[str, np.ndarray] = {}
+        """float32, flat; of several with one name the last."""
+        callback = llama_cpp.ggml_backend_sched_eval_callback(self._seen)
+        self.arguments = {"cb_eval": callback}
+
+    def _seen(self, tensor: int, ask: bool, _: int) -> bool:
+        name = _ggml.ggml_get_name(tensor).decode()
+        if ask:
+            self.names.append(name)
+        wanted = self.on and name.startswith(("Qcur-", "kqv_out-"))
+        if wanted and not ask:
+            n = _ggml.ggml_nelements(tensor)
+            self.found[name] = np.ctypeslib.as_array((ctypes.c_float * n).from_address(_ggml.ggml_get_data(tensor))).copy()
+        return wanted or not ask
+
+
+def full(run: Runtime, q: np.ndarray, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Attention of a query of layer 0 over these cells of stream 0 in double precision: float64 outputs [query head, head_dim] and mass [query head, cell].
+    The cache is f16: other types are stored turned."""
+    keys, values = (as_values(rows(0)[0][cells]) for rows in (run.cells.keys, run.cells.values))
+    q = q.reshape(-1, keys.shape[2]).astype(np.float64)
+    keys, values = (np.repeat(rows, len(q) // keys.shape[1], axis=1) for rows in (keys, values))
+    logits = np.einsum("hd,chd->hc", q, keys) / np.sqrt(q.shape[1])
+    mass = np.exp(logits - logits.max(axis=1, keepdims=True))
+    mass /= mass.sum(axis=1, keepdims=True)
+    return np.einsum("hc,chd->hd", mass, values), mass
 
 
 def random_tokens(n: int, seed: int = 0) -> np.ndarray:
@@ -122,11 +164,11 @@ def expected_outputs(run: Runtime, q: np.ndarray, n_tokens: int, n_head_kv: int,
         output, mass = [], []
         for kv in range(n_head_kv):
             cells = seen(token, kv)
-            of = full(run, 0, query, cells)
-            group = len(of.output) // n_head_kv
+            attended, attention = full(run, query, cells)
+            group = len(attended) // n_head_kv
             spread = np.zeros((group, run.cells.n_cells))
-            spread[:, cells] = of.mass[kv * group : (kv + 1) * group]
-            output.append(of.output[kv * group : (kv + 1) * group])
+            spread[:, cells] = attention[kv * group : (kv + 1) * group]
+            output.append(attended[kv * group : (kv + 1) * group])
             mass.append(spread)
         outputs.append(np.concatenate(output))
         masses.append(np.concatenate(mass))
@@ -137,15 +179,15 @@ def expected_outputs(run: Runtime, q: np.ndarray, n_tokens: int, n_head_kv: int,
 def test_what_a_head_dropped_is_not_attended(synthetic, monkeypatch, sizes):
     """Each head's output and observed mass follow from the pages that it kept, while steps, prompts and drops go on. Back in mode exact all that
     is left is attended: tokens that lost their rows in some layer are gone."""
-    capture = Capture()
+    nodes = Nodes()
     options = KvOptions(mode="evict", evict_to=1024, policy="anchor+recent")
-    with attached(synthetic("llama", n_head=6, dtype="f32"), options, n_ctx=1024, **ALONE, **capture.arguments) as (context, run):
+    with attached(synthetic("llama", n_head=6, dtype="f32"), options, n_ctx=1024, **ALONE, **nodes.arguments) as (context, run):
         fill(context, run, 230)
         monkeypatch.setattr(run._tiering.hierarchy, "evict", lambda: None)  # it would free what all heads dropped
         rng, shape = np.random.default_rng(3), paging.page_arrays(run._native_handle()).shape
         mass: list[np.ndarray] = []
         run.observers.append(lambda step: mass.append((step.n_observed, step.mass_sum[0].copy(), step.mass_max[0].copy())))
-        capture.on, position = True, 230
+        nodes.on, position = True, 230
         for n, mode in [*((n, "evict") for n in sizes), (30, "exact")]:
             mask = (rng.random(shape) < 0.3) & ~dropped(run).astype(bool)
             mask[:, :, position // 16 - 1 :] = False
@@ -161,8 +203,8 @@ def test_what_a_head_dropped_is_not_attended(synthetic, monkeypatch, sizes):
                 return cells[~gone[0, kv, cells // 16]] if mode == "evict" else cells
 
             assert run.cells.stream().n_used == position + n if mode == "evict" else run.cells.stream().n_used < position + n
-            outputs, masses = expected_outputs(run, capture["Qcur-0"], n, 2, seen)
-            found = capture["kqv_out-0"].reshape(outputs.shape)
+            outputs, masses = expected_outputs(run, nodes.found["Qcur-0"], n, 2, seen)
+            found = nodes.found["kqv_out-0"].reshape(outputs.shape)
             assert np.abs(found - outputs).max() < OUTPUT
             n_observed, mass_sum, mass_max = mass[-1]
             assert n_observed == (min(n, 16) if mode == "evict" else 0)
@@ -205,46 +247,33 @@ def test_each_stream_is_observed(synthetic):
 def test_any_number_of_threads_gives_the_same(synthetic, types):
     """The outputs agree bit for bit, of the same queries: they do not depend on which thread took an item. Graphs that are reused, or built
     anew for more threads, agree too."""
-    capture = Capture()
+    nodes = Nodes()
     outputs = []
     for n_threads in ((1,), (2,), (5,), (1, 5, 2)):
         with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(mode="sparse"), n_ctx=1024, n_seq=1, n_threads=1,
-                      type_k=types[0], type_v=types[1], **capture.arguments) as (context, run):
+                      type_k=types[0], type_v=types[1], **nodes.arguments) as (context, run):
             mass: list[np.ndarray] = []
             run.observers.append(lambda step, mass=mass: mass.append(step.mass_sum[0].copy()))
-            capture.on = True
+            nodes.on = True
             for n in n_threads:
                 llama_cpp.llama_set_n_threads(context.ctx, n, n)
                 context.decode(random_tokens(300), range(300), [0] * 300)
-                outputs.append((capture["Qcur-0"], capture["kqv_out-0"], mass[-1]))
+                outputs.append((nodes.found["Qcur-0"], nodes.found["kqv_out-0"], mass[-1]))
                 llama_cpp.llama_memory_seq_rm(context.memory, 0, -1, -1)
     for found in outputs[1:]:
         for one, other in zip(outputs[0], found):
             np.testing.assert_array_equal(one, other)
 
 
-class Order:
-    """The names of each graph's nodes, in the order of their computation."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._callback = llama_cpp.ggml_backend_sched_eval_callback(
-            lambda tensor, ask, _: bool(ask and self.names.append(_ggml.ggml_get_name(tensor).decode())) or not ask)
-
-    @property
-    def arguments(self) -> dict:
-        return {"cb_eval": self._callback}
-
-
 @pytest.mark.parametrize(("kind", "n_served", "mode"), [("llama", 2, "exact"), ("llama", 2, "sparse"), ("gemma2", 1, "sparse"), ("gemma2", 1, "evict")])
 def test_rows_are_stored_and_the_mask_is_classified_before_anything_is_attended(synthetic, kind: str, n_served: int, mode: str):
     """The order of a graph's nodes is the only barrier. A mask is classified once for all layers that have it: windows have one of their own."""
-    order = Order()
-    with attached(synthetic(kind), KvOptions(mode=mode, evict_to=1024), n_ctx=1024, **ALONE, **order.arguments) as (context, run):
-        order.names.clear()
+    nodes = Nodes()
+    with attached(synthetic(kind), KvOptions(mode=mode, evict_to=1024), n_ctx=1024, **ALONE, **nodes.arguments) as (context, run):
+        nodes.names.clear()
         context.decode(random_tokens(100), range(100), [0] * 100)
         hooked, whole = ([il for il, layer in enumerate(run.layers) if getattr(layer, how)] for how in ("hooked", "whole"))
-    names = order.names
+    names = nodes.names
     firsts = sorted(layers[0] for layers in (hooked, whole) if layers)
     assert len(hooked) == n_served and len(hooked + whole) == 2
     assert [name for name in names if name.startswith("edgekv_seen")] == [f"edgekv_seen-{il}" for il in firsts]

@@ -165,11 +165,8 @@ def test_llama_cpp_may_follow_the_import_of_edgekv():
     assert Path(name).resolve().parent == _native.lib_dir().resolve() and used == "False"
 
 
-def test_the_patch_series_is_sound(monkeypatch, capsys):
-    """Patches only add lines. They apply, reverse and apply again to the pinned sdist, where it is at hand."""
-    for path in sorted((ROOT / "patches").glob("*/*.patch")):
-        removed = [line for line in path.read_text().splitlines() if line.startswith("-") and not line.startswith("---")]
-        assert not removed, f"{path.name} removes {removed}"
+def test_the_patch_series_is_sound():
+    """Patches apply, reverse and apply again to the pinned sdist, where it is at hand."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekv" / "llama_cpp_python-0.3.36.tar.gz"
     if not kept.is_file():
         pytest.skip("the pinned sdist is not in the cache folder")

@@ -2,12 +2,10 @@
 
 import logging
 import re
-import subprocess
-import sys
 
 import pytest
 from msgspec.structs import replace
-from support import backend_process
+from support.backend_process import beside_the_backend
 from support.fake_gpus import CARD
 
 from edgekv import Llama
@@ -52,10 +50,8 @@ def test_weights_that_stay_off_the_gpu_are_repacked(emulated_backend, tmp_path):
     """Beside a GPU llama.cpp would keep them as they are in the file, for the GPU to fetch, also where none of its layers lie there."""
     model = tmp_path / "tiny.gguf"
     write_model(replace(find_shape("tiny"), n_ctx_train=512), model, "q4_0", 0, lambda done, total: None)
-    code = (f"import sys; sys.path.insert(0, {str(backend_process.SCRIPT.parents[1])!r})\n"
-            f"from pathlib import Path; from support.backend_process import _load; _load(Path({str(emulated_backend)!r}))\n"
-            f"from edgekv import Llama; Llama({str(model)!r}, attention_device='cpu', n_ctx=256, n_threads=1, verbose=True)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    code = "from edgekv import Llama; Llama(sys.argv[1], attention_device='cpu', n_ctx=256, n_threads=1, verbose=True)"
+    done = beside_the_backend(emulated_backend, code, model)
     assert done.returncode == 0 and "CPU_REPACK" in done.stderr, done.stderr[-3000:]
 
 
@@ -72,25 +68,21 @@ def test_a_server_is_told_the_same_place(placement, extra, arguments):
 
 def test_a_context_reserves_nothing_before_it_is_attached(emulator, emulated_backend, synthetic):
     """Stock nodes would copy K and V of a layer to the device: buffers for that lie in no plan."""
-    code = (f"import sys; sys.path.insert(0, {str(backend_process.SCRIPT.parents[1])!r})\n"
-            f"from pathlib import Path; from support.backend_process import _load; _load(Path({str(emulated_backend)!r}))\n"
-            "from support.contexts import attached; from edgekv.config import KvOptions\n"
-            f"with attached(Path({str(synthetic('llama', n_ctx_train=32768))!r}), KvOptions(attention_device='emulated', mode='exact'), n_ctx=32768,\n"
-            "              n_seq=1, n_threads=1, model_params={'n_gpu_layers': -1}) as (context, run):\n"
+    code = ("from support.contexts import attached; from edgekv.config import KvOptions\n"
+            "with attached(Path(sys.argv[1]), KvOptions(attention_device='emulated', mode='exact'), n_ctx=32768, n_seq=1, n_threads=1,\n"
+            "              model_params={'n_gpu_layers': -1}) as (context, run):\n"
             "    assert run is not None; context.decode([261] * 20, range(20), [0] * 20)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = beside_the_backend(emulated_backend, code, synthetic("llama", n_ctx_train=32768))
     reserved = [float(size) for size in re.findall(r"EMULATED0 compute buffer size = +([\d.]+) MiB", done.stderr)]
     assert done.returncode == 0 and len(reserved) == 1, done.stderr[-3000:]
 
 
 def test_memory_that_the_system_does_not_pin_is_told(emulator, emulated_backend, synthetic):
     """The GPU cannot read it. ggml takes other memory then, without a word."""
-    code = (f"import ctypes, sys; sys.path.insert(0, {str(backend_process.SCRIPT.parents[1])!r})\n"
-            f"from pathlib import Path; from support.backend_process import _load; _load(Path({str(emulated_backend)!r}))\n"
-            "from edgekv import Llama; from edgekv.common.errors import NotPinned\n"
-            f"has = ctypes.CDLL({str(emulator)!r}).edgekv_emulator_has; has.argtypes = [ctypes.c_size_t] * 2 + [ctypes.c_bool, ctypes.c_size_t]\n"
+    code = ("import ctypes; from edgekv import Llama; from edgekv.common.errors import NotPinned\n"
+            "has = ctypes.CDLL(sys.argv[1]).edgekv_emulator_has; has.argtypes = [ctypes.c_size_t] * 2 + [ctypes.c_bool, ctypes.c_size_t]\n"
             "has(8 << 30, 0, False, 0)\n"
-            f"try: Llama({str(synthetic('llama'))!r}, attention_device='emulated', kv='exact', n_gpu_layers=-1, n_ctx=256, n_threads=1)\n"
+            "try: Llama(sys.argv[2], attention_device='emulated', kv='exact', n_gpu_layers=-1, n_ctx=256, n_threads=1)\n"
             "except NotPinned as error: sys.exit(str(error))")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = beside_the_backend(emulated_backend, code, emulator, synthetic("llama"))
     assert done.returncode == 1 and "refused to pin the KV cache" in done.stderr and "ask for a smaller context" in done.stderr, done.stderr[-3000:]

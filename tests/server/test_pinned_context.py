@@ -2,28 +2,22 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
-from support import backend_process
+from support.backend_process import beside_the_backend
 
 CODE = """
-import ctypes, json, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from support.backend_process import _load
-_load(Path(sys.argv[2]))
+import ctypes, json
 from edgekv._native import core, device_calls
 from edgekv.config import KvOptions
 from edgekv.server.server import Server, ServerOptions
-server = Server(ServerOptions(Path(sys.argv[4]), kv=KvOptions(mode="exact", attention_device="emulated"), n_ctx=json.loads(sys.argv[6]), n_threads=1))
-emulator = ctypes.CDLL(sys.argv[3])
+server = Server(ServerOptions(Path(sys.argv[2]), kv=KvOptions(mode="exact", attention_device="emulated"), n_ctx=json.loads(sys.argv[4]), n_threads=1))
+emulator = ctypes.CDLL(sys.argv[1])
 has = emulator.edgekv_emulator_has
 has.argtypes = [ctypes.c_size_t] * 2 + [ctypes.c_bool, ctypes.c_size_t]
 asked = server.context.n_ctx
-has(8 << 30, 0, False, int(server.context.device.home * float(sys.argv[5])))
-emulator.edgekv_emulator_pins_later(ctypes.c_bool(sys.argv[7] == "later"))
+has(8 << 30, 0, False, int(server.context.device.home * float(sys.argv[3])))
+emulator.edgekv_emulator_pins_later(ctypes.c_bool(sys.argv[5] == "later"))
 with server:
     print(json.dumps([asked, server.context.n_ctx, server.context.note, server.runtime is not None, server.answering]))
 """
@@ -35,8 +29,7 @@ with server:
 def test_a_context_is_halved_until_its_rows_are_pinned(emulator, emulated_backend, synthetic, when: str, pinned: float, asked: int | None, share: int | None):
     """Of what the context takes the system pins a share. What was asked for, and where nothing is pinned, stays, and stock attention answers. Where rows are
     pinned as tokens come, a start needs the first of them."""
-    done = subprocess.run([sys.executable, "-c", CODE, str(backend_process.SCRIPT.parents[1]), str(emulated_backend), str(emulator),
-                           str(synthetic("llama", n_ctx_train=8192)), str(pinned), json.dumps(asked), when], capture_output=True, text=True, timeout=300)
+    done = beside_the_backend(emulated_backend, CODE, emulator, synthetic("llama", n_ctx_train=8192), pinned, json.dumps(asked), when)
     assert done.returncode == 0, done.stderr[-3000:]
     before, n_ctx, note, served, answers = json.loads(done.stdout.splitlines()[-1])
     assert before == 8192 and answers

@@ -23,8 +23,6 @@ COUNTS = ("graphs", "refused", "direct", "recorded", "replayed", "known", "custo
 """`Counts` of native/tests/backend/backend.h."""
 
 
-
-
 def _no_rows(run) -> None:
     from edgekv._native import paging
 
@@ -139,6 +137,13 @@ def on_the_backend(backend: Path, scenario: Scenario, folder: Path, **environmen
     found = np.load(out)
     n_logits = len(scenario.steps) * (1 + len(scenario.beside))
     return Decoded([found[f"logits{i}"] for i in range(n_logits)], {name: found[name] for name in COUNTS}, int(found["n_hooked"]))
+
+
+def beside_the_backend(backend: Path, code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Code in a process of its own, on the backend. `arguments` are its sys.argv[1:]; it has Path."""
+    begins = (f"import sys; from pathlib import Path; sys.path.insert(0, {str(SCRIPT.parents[1])!r})\n"
+              f"from support.backend_process import _load; _load(Path({str(backend)!r}))\n")
+    return subprocess.run([sys.executable, "-c", begins + code, *map(str, arguments)], capture_output=True, text=True, timeout=300)
 
 
 def _roll(context: Any, n_seq: int, n_gone: int) -> None:

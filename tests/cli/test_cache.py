@@ -140,12 +140,6 @@ def test_a_time_and_a_name_that_are_none(folder):
     assert "letters" in error_of(run(folder, "pin", one, "../x"), ConfigError)
 
 
-def test_a_pinned_tail_stays_when_the_conversation_goes_on(folder):
-    run(folder, "pin", rows(folder)[3]["id"], "manual")
-    save(folder, conversation(300, 5, after=TALKS[0]))
-    assert "manual" in [pin for row in rows(folder) for pin in row["pins"]]
-
-
 def test_verify(folder):
     result = run(folder, "verify")
     assert result.exit_code == 0 and re.search(r"\d+ blocks, .* 0 damaged", result.stdout)

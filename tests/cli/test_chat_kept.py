@@ -63,23 +63,6 @@ def test_names(text, name):
     assert name_from(text) == name
 
 
-def test_a_conversation_is_kept_and_comes_back(kept):
-    keeper = keep(kept, "What is a KV cache?", "Grüß Gott", system="Be brief.", n_context=1234)
-    assert keeper.name == "what-is-a-kv-cache" and kept.newest() == keeper.name
-    path = kept.path(keeper.name)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(kept.folder.stat().st_mode) == 0o700
-    assert [p.name for p in kept.folder.iterdir()] == [path.name], "no temporary file is left"
-    (entry,), problems = kept.entries()
-    assert (entry.name, entry.n_turns, entry.n_tokens, entry.first, problems) == (keeper.name, 1, 1234, "What is a KV cache?", [])
-    loaded = Conversation(None)
-    assert loaded.load(path) == 3 and loaded.messages == keeper.conversation.messages, "/load reads it, without what stands beside"
-    other = Keeper(Conversation(None), kept, Rows())
-    assert other.open(keeper.name) == 3 and other.conversation.system == "Be brief." and other.name == keeper.name
-    other.conversation.turns += said("more", "yes").turns
-    other.keep()
-    assert len(json.loads(path.read_text())) == 5 and kept.names() == [keeper.name]
-
-
 def test_names_are_unique(kept):
     names = [keep(kept, "Hello there", str(i)).name for i in range(3)]
     assert names == ["hello-there", "hello-there-2", "hello-there-3"]
@@ -91,17 +74,6 @@ def test_the_newest_first(kept):
         keep(kept, word, "x")
         os.utime(kept.path(word), (number, 100 - number))
     assert kept.names() == ["one", "two", "three"] and kept.newest() == "one"
-
-
-def test_undone_to_the_end_is_removed(kept):
-    keeper = keep(kept, "one", "x", "two", "y")
-    keeper.conversation.undo()
-    keeper.keep()
-    assert [entry.n_turns for entry in kept.entries()[0]] == [1]
-    keeper.conversation.undo()
-    keeper.keep()
-    assert kept.names() == [] and keeper.name is None
-    keeper.keep()
 
 
 def test_two_chats_with_one_conversation_lose_nothing(kept):
@@ -229,13 +201,17 @@ def test_a_session_that_comes_back(terminal, endpoint, tmp_path):
     chat.say("/memory", "does not say what its memory holds")
     chat.say("/pin last", "a chat cannot pin messages")
     chat.leave("kept as what-is-a-cache; `edgekv chat --resume` goes on")
-    assert [path.name for path in folder.iterdir()] == ["what-is-a-cache.json"]
+    assert [path.name for path in folder.iterdir()] == ["what-is-a-cache.json"], "no temporary file is left, and it was written again under its name"
+    assert stat.S_IMODE((folder / "what-is-a-cache.json").stat().st_mode) == 0o600 and stat.S_IMODE(folder.stat().st_mode) == 0o700
     endpoint.requests.clear()
     again = terminal("--resume")
     again.until(r"going on with what-is-a-cache, 3 messages.*> What is a cache\?.*answer 1")
     again.say("More.", "answer 4")
     assert [message["content"] for message in endpoint.requests[0]["messages"]] == ["Be brief.", "What is a cache?", "answer 1", "More."]
-    again.leave("kept as")
+    again.say("/undo", "taken back: More")
+    again.say("/undo", "taken back: What is a cache")
+    again.leave()
+    assert not list(folder.iterdir()), "undone to the end"
 
 
 def test_where_conversations_lie_is_said_once(terminal, tmp_path):

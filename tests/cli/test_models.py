@@ -173,9 +173,3 @@ def test_what_a_killed_process_left_is_replaced(tmp_path):
     (tmp_path / "model.gguf.part").write_bytes(bytes(1 << 20))
     write_model(TINY, tmp_path / "model.gguf")
     assert [p.name for p in tmp_path.iterdir()] == ["model.gguf"] and geometry(tmp_path / "model.gguf").n_layer == 2
-
-
-def test_progress_ends_at_the_total(tmp_path):
-    seen: list[tuple[int, int]] = []
-    write_model(TINY, tmp_path / "model.gguf", progress=lambda done, total: seen.append((done, total)))
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen) and seen[-1][0] == seen[-1][1]

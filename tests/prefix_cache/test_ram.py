@@ -112,14 +112,6 @@ def test_wrong_rows_are_refused():
         store.insert(Conversation(tokens), exact(tokens)[:9], reader(tokens))
 
 
-def test_figures():
-    store, tokens = ram_store(), conversation(600)
-    save(store, tokens)
-    restore(store, conversation(100, 1, after=tokens), 100, EXACT)
-    stats = store.stats()
-    assert (stats.ram.hit_tokens, stats.ram.n_blocks, stats.n_unwritten) == (500, 3, 0)
-
-
 def test_a_closed_store_is_empty():
     store, tokens = ram_store(), conversation(300)
     save(store, tokens)

@@ -32,7 +32,7 @@ from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.store import PrefixStore, StoreStats
 from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
-from edgekv.server.fetching import POLL_S, Expected, Fetch
+from edgekv.server.fetching import POLL_S, Fetch
 from edgekv.server.found import before_media, count, whole, worth
 from edgekv.server.identities import Identities
 from edgekv.server.loading import Loading, place
@@ -84,7 +84,6 @@ class Prefixes:
         self._n_hits = self._n_prompts = 0
         self._loading: tuple[Conversation, Loading, tuple[Medium, ...]] | None = None
         self._fetches: dict[int, Fetch] = {}  # by sequence
-        self._expected = Expected()
         self.slot_tokens = SlotTokens(shows_texts)
 
     def open(self, runtime: Runtime, projector: str = "") -> None:
@@ -98,41 +97,29 @@ class Prefixes:
     def match(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
         """Whether `load` can go on at once. False while the kept rows that it will replace are copied out of the slot, and while rows come from a shared
         server. alone: no slot is being answered, so the call may wait a moment. goes_on: None, or the context keeps snapshots and the sequence can go on by
-        itself behind so many tokens, n_have or 0. seq_id -1: the prompt waits for a slot, and its far rows begin to come."""
+        itself behind so many tokens, n_have or 0."""
         opened = self._open(prompt)
         if opened is None:
             return True
-        if prompt.seq_id >= 0 and not self._in_slots.ready(prompt.seq_id, n_have, POLL_S if alone else 0, opened.runtime.tokens):
+        if not self._in_slots.ready(prompt.seq_id, n_have, POLL_S if alone else 0, opened.runtime.tokens):
             return False
         store, asked = opened.store, opened.conversation
         fetch, has_far = self._fetches.get(prompt.seq_id), store.has_far
         if fetch is None and not has_far:
             return True
-        if prompt.seq_id < 0:
-            if has_far and not self._expected.has_more_of(asked) and self._fetched_with(asked, 0) is None:
-                self._expected.add(self._fetch(opened, 0, None, False))
-            return False
         if fetch is None or not fetch.asked.same(asked):
             self._leave(prompt.seq_id)
             if not has_far or len(asked.tokens) <= n_have + 1:
                 return True
             if self._loading is not None and self._loading[0].has_more_of(asked, n_have):
                 return False  # the other prompt's blocks are in RAM once the batch is computed
-            if (fetch := self._expected.take(asked)) is None:
-                if (other := self._fetched_with(asked, n_have)) is not None:  # it brings these blocks too; they are found once its prompt has begun
-                    other.ready(alone)
-                    return False
-                fetch = self._fetch(opened, n_have, goes_on, alone)
-            self._fetches[prompt.seq_id] = fetch
+            if (other := next((one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)), None)) is not None:
+                other.ready(alone)  # it brings these blocks too; they are found once its prompt has begun
+                return False
+            asked, accepts = asked._replace(tokens=asked.tokens.copy()), accepted(opened.options, self._where.codec)
+            fetch = self._fetches[prompt.seq_id] = Fetch(
+                asked, store, lambda: store.load(store.match_prefix(asked, accepts, n_have, goes_on)), lambda hit: hit.worth(native.reading_s), alone)
         return fetch.ready(alone)
-
-    def _fetched_with(self, asked: Conversation, n_have: int) -> Fetch | None:
-        return next((one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)), None)
-
-    def _fetch(self, opened: Opened, n_have: int, goes_on: int | None, alone: bool) -> Fetch:
-        store, asked = opened.store, opened.conversation._replace(tokens=opened.conversation.tokens.copy())
-        accepts = accepted(opened.options, self._where.codec)
-        return Fetch(asked, store, lambda: store.load(store.match_prefix(asked, accepts, n_have, goes_on)), lambda hit: hit.worth(native.reading_s), alone)
 
     def _leave(self, seq_id: int) -> None:
         if (fetch := self._fetches.pop(seq_id, None)) is not None:
@@ -324,7 +311,6 @@ class Prefixes:
         fetches, self._fetches = list(self._fetches.values()), {}
         for fetch in fetches:
             fetch.leave()
-        fetches += self._expected.close()
         self._claims.shutdown()
         for store in self._stores.values():
             store.close()

@@ -97,8 +97,7 @@ typedef struct {
    release(). */
 typedef struct {
     /* A prompt is about to begin; its sequence holds the first n_have tokens. 1: load() will not wait. 0: kept tokens must leave the sequence first, or
-       are being fetched: ask again, or release(). seq_id -1: it waits for a slot, in a context that keeps only rows; kept tokens that are far away may come
-       meanwhile. goes_on: as for load(). alone: no answer is running, so the call may take a moment. */
+       are being fetched: ask again, or release(). goes_on: as for load(). alone: no answer is running, so the call may take a moment. */
     int (*match)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, int alone);
     /* A prompt begins; its sequence holds the first n_have tokens. Puts in the next tokens, as many as are kept, and counts them.
        goes_on: -1 if only rows are kept; else the number of tokens (n_have or 0) after which the sequence can continue without a snapshot;

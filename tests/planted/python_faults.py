@@ -50,7 +50,6 @@ PYTHON = [
           "list(prompts)"),
     Fault("media-from-this-network", "media", SERVING + "media_hosts.py", "return address.is_global and not address.is_multicast", "return True"),
     Fault("host-with-any-spelling", "sites", SERVING + "sites.py", "if len(name) > 253 or not _NAME.fullmatch(name):", "if len(name) > 253:"),
-    Fault("fetch-kept-after-it-was-left", "fetching", SERVING + "fetching.py", "        self._fetches.remove(found)\n", ""),
     Fault("sampled-rows-called-exact", "readings", SERVING + "readings.py", "readings[(labels & cells.SAMPLED) != 0] = Reading.SAMPLED", "pass"),
     Fault("figures-speed-inverted", "figures", SERVING + "history.py", "n_tokens / seconds, *(", "n_tokens * seconds, *("),
     Fault("chat-pin-one-token-more", "chat pins", "cli/chat/pinned_messages.py", "max(first, n - 1)", "max(first, n)"),

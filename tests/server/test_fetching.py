@@ -1,12 +1,11 @@
-"""The server fetches a prompt's rows from a shared server while it answers others; those of a prompt that waits are used or given back once."""
+"""The server fetches a prompt's rows from a shared server while it answers others; what was fetched is used or given back once."""
 
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,12 +16,8 @@ from support.clients import Endpoint, request_bytes, until
 from support.prefix_server import EXACT, apart, ask, n_read
 from support.redis_server import RedisServer
 
-from edgekv.prefix_cache.blocks import Conversation
 from edgekv.prefix_cache.remote import RedisPlace
-from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.server import fetching
-from edgekv.server.fetching import Expected, Fetch
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.server import Server
 
@@ -70,24 +65,6 @@ def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, 
         answer = comes.result(100)
     assert answer["tokens"] == first["tokens"] and answer["timings"]["cache_n"] == 699
     assert set(held.threads) == {"edgekv-fetch"}
-
-
-def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
-    """The only slot answers. When it is free, nothing is fetched twice."""
-    first = keep(tiny, shared)
-    with prefix_server.serve(tiny, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
-        held = Held(monkeypatch, RedisPlace, "_fill")
-        running = pool.submit(ask, server, apart(2, 30), 1500)
-        until(Endpoint(server).n_busy)
-        waits = pool.submit(ask, server, apart(1))
-        assert held.begun.wait(30)
-        held.go_on.set()
-        until(lambda: not fetches())
-        assert not running.done(), "the rows are here before the slot is free"
-        n_asked = len(held.threads)
-        answer = waits.result(100)
-        assert len(held.threads) == n_asked
-    assert answer["tokens"] == first["tokens"] and answer["timings"]["cache_n"] == 699
 
 
 def test_a_client_that_leaves_leaves_nothing_behind(tiny, shared, monkeypatch):
@@ -161,43 +138,3 @@ def test_rows_that_do_not_come_are_computed(tiny, shared, monkeypatch):
     with serve(tiny, shared) as server:
         answer = ask(server, apart(1))
     assert answer["timings"]["cache_n"] == 256 and answer["tokens"] == first["tokens"]
-
-
-# ---- prompts that wait for a slot ------------------------------------------------------------------------------------------------
-
-ASKED = Conversation(np.arange(64, dtype=np.int32), b"root")
-
-
-def fetched(back: Callable[[PrefixHit], object]) -> Fetch:
-    """It has ended; `back` gets what is given back."""
-    fetch = Fetch(ASKED, SimpleNamespace(fetch=lambda hit, _worth, _alone: hit, release=back), PrefixHit, lambda _hit: 0)
-    fetch.join()
-    return fetch
-
-
-def test_time_ends_for_what_nobody_took(monkeypatch):
-    now, expected, back = 0.0, Expected(), list[PrefixHit]()
-    monkeypatch.setattr(fetching, "time", SimpleNamespace(monotonic=lambda: now))
-    expected.add(fetched(back.append))
-    now = fetching.EXPECTED_S
-    expected.has_more_of(ASKED)
-    assert not back
-    now += 1
-    assert expected.take(ASKED) is None and len(back) == 1
-
-
-def test_what_is_taken_is_not_given_back():
-    expected, back = Expected(), list[PrefixHit]()
-    expected.add(fetch := fetched(back.append))
-    assert expected.take(ASKED) is fetch
-    expected.close()
-    assert not back
-
-
-def test_what_is_left_over_is_given_back_once():
-    expected, back = Expected(), list[PrefixHit]()
-    for _ in range(fetching.MOST_EXPECTED + 2):
-        expected.add(fetched(back.append))
-    assert len(back) == 2
-    expected.close()
-    assert len(back) == fetching.MOST_EXPECTED + 2

@@ -185,26 +185,16 @@ static int edgekv_goes_on(const edgekv_prefix_slot & slot, const server_tokens &
     return llama_edgekv_keeps_snapshots(slot.lctx) ? edgekv_server::goes_on(slot, prompt, n_have) : -1;
 }
 
-static bool edgekv_match(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_have, int goes_on, bool alone) {
-    const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
-
-    return edgekv_keeper().match(edgekv_keeper().user, &all.told, n_have, goes_on, alone);
-}
-
-void edgekv_prefix_expect(const edgekv_prefix_slot & slot, const server_tokens & prompt) {
-    if (edgekv_prefixes_kept() && !llama_edgekv_keeps_snapshots(slot.lctx)) {
-        edgekv_match(slot, prompt, 0, -1, false);
-    }
-}
-
 bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone) {
-    const int n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
-    if (!edgekv_prefixes_kept() || edgekv_match(slot, prompt, n_have, edgekv_goes_on(slot, prompt, n_have), alone)) {
+    if (!edgekv_prefixes_kept()) {
         return true;
     }
-    edgekv_sequence_of(slot.seq_id).waits = true;
+    const int n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
+    const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
+    const bool ready = edgekv_keeper().match(edgekv_keeper().user, &all.told, n_have, edgekv_goes_on(slot, prompt, n_have), alone);
+    edgekv_sequence_of(slot.seq_id).waits |= !ready;
 
-    return false;
+    return ready;
 }
 
 int edgekv_prefix_begin(

@@ -213,21 +213,6 @@ void edgekv_prefix_keep_read(Slots & slots, State answering) {
 // From token `first` on, a sequence's rows are not as its tokens alone give them: they were moved or loaded.
 void edgekv_prefix_moved(int seq_id, int first);
 
-// A prompt waits for a slot: kept rows that are far away come meanwhile.
-void edgekv_prefix_expect(const edgekv_prefix_slot & slot, const server_tokens & prompt);
-// usual: the adapters of a task that names none
-template <typename Slots, typename Task>
-void edgekv_prefix_waits(Slots & slots, const Task & task, const std::vector<common_adapter_lora_info> & usual) {
-    if (slots.empty() || slots.front().ctx_dft || !task.params.cache_prompt || task.need_embd() || !task.params.lora.empty()) {
-        return;
-    }
-    auto slot = edgekv_slot(slots.front());
-    slot.seq_id   = -1;
-    slot.task     = -1;
-    slot.adapters = edgekv_adapters(usual);
-    edgekv_prefix_expect(slot, task.tokens);
-}
-
 // false: kept rows of a prompt are being fetched; the other slots go on meanwhile. alone: no other slot works, so the call may wait a moment.
 bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone);
 

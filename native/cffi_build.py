@@ -12,36 +12,10 @@ from cffi import FFI
 
 HEADERS = Path(__file__).resolve().parent / "include"
 
-# Python functions that the native side may call; see edgekv/_native/core.py and edgekv/_native/token_rows.py
+# Python functions that the native side may call, beside those of `callbacks()`; see edgekv/_native/token_rows.py
 CALLBACKS = """
-extern "Python" void edgekv_py_attached(edgekv_context *, void *);
-extern "Python" void edgekv_py_detached(edgekv_context *, void *);
-extern "Python" bool edgekv_py_ubatch(edgekv_context *, void *);
-extern "Python" int64_t edgekv_py_free_bytes(void *);
 extern "Python" void edgekv_py_described(void *, void const *, size_t);
 extern "Python" void edgekv_py_needed(void * const *, int, bool);
-"""
-
-# of prefix_callbacks.py, form_callbacks.py and http_server.py in edgekv/_native/
-SERVER_CALLBACKS = """
-extern "Python" int edgekv_py_prefixes_match(void *, edgekv_prefix_tokens const *, int, int, int);
-extern "Python" void edgekv_py_prefixes_load(void *, edgekv_prefix_tokens const *, int, int, edgekv_cached_tokens *);
-extern "Python" int edgekv_py_prefixes_start(void *);
-extern "Python" void edgekv_py_prefixes_insert(void *, edgekv_prefix_tokens const *, int, int);
-extern "Python" int edgekv_py_prefixes_release(void *, int, edgekv_cached_tokens *);
-extern "Python" void edgekv_py_recalls_leave(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int const *);
-extern "Python" int edgekv_py_recalls_choose(void *, edgekv_prefix_tokens const *, int, edgekv_exchanges const *, int, int *);
-extern "Python" int edgekv_py_recalls_put(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int, edgekv_cached_tokens *);
-extern "Python" void edgekv_py_refresh(int);
-extern "Python" void edgekv_py_request(edgekv_server_request const *);
-extern "Python" int edgekv_py_caches(char const *, char const *, char const *, void *);
-extern "Python" int edgekv_py_media(char const *, void *);
-extern "Python" int edgekv_py_form_check(char const *, void *);
-extern "Python" void edgekv_py_form_read(edgekv_vocabulary const *);
-extern "Python" int edgekv_py_form_begin(int64_t, char const *, char const *, void *);
-extern "Python" int edgekv_py_form_follow(int64_t, int32_t, uint32_t *, void *);
-extern "Python" void edgekv_py_form_copy(int64_t, int64_t);
-extern "Python" void edgekv_py_form_end(int64_t);
 """
 
 # ggml's own reader, of edgekv/_native/gguf_header.py: gguf.h and ggml.h say more. The compiler fills in numbers
@@ -82,7 +56,7 @@ MODULES = {
     "core": ("edgekv._native._core", tuple(f"edgekv_{part}.h" for part in PARTS) + ("edgekv.h", "edgekv_gguf.h", "edgekv_inspect.h", "edgekv_testing.h"),
              CALLBACKS + GGUF),
     "cpu": ("edgekv._native._cpu", ("edgekv_cpu.h",), ""),
-    "server": ("edgekv._native._server", ("edgekv_server.h",), SERVER_CALLBACKS),
+    "server": ("edgekv._native._server", ("edgekv_server.h",), ""),
 }
 
 
@@ -92,6 +66,12 @@ def declarations(header: str) -> str:
     if not found:
         raise SystemExit(f"{header} lost its cffi marks")
     return found[1].replace("EDGEKV_API ", "")
+
+
+def callbacks(declared: str) -> str:
+    """A Python function for each member of a struct that is the address of one."""
+    members = re.findall(r"^    (\w+) \(\*(\w+)\)\((.*?)\);", declared, re.M)
+    return "".join(f'extern "Python" {kind} edgekv_py_{name}({takes});\n' for kind, name, takes in members)
 
 
 def file_types(llama_h: str) -> str:
@@ -107,7 +87,8 @@ def main(which: str, output: str, llama_h: str) -> None:
     ffi = FFI()
     if which == "core":
         more += file_types(llama_h)
-    ffi.cdef("".join(declarations(header) for header in headers) + more)
+    declared = "".join(map(declarations, headers))
+    ffi.cdef(declared + callbacks(declared) + more)
     ffi.set_source(name, "\n".join(f'#include "{header}"' for header in headers))
     ffi.emit_c_code(output)
 

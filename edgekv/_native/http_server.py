@@ -4,9 +4,12 @@ import ctypes
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -23,17 +26,98 @@ THREW = 70
 """The exit code of `run` if the server ended with an exception."""
 
 
-def run(argv: list[str]) -> int:
-    """Run llama-server with `argv` (program name first) and return its exit code. Blocks, without the GIL, until it ends."""
+class Program:
+    """What the running server calls, which may change meanwhile. An exception is logged."""
+
+    prefixes: Any = None
+    """With the methods of `edgekv_prefixes`; `edgekv._native.prefix_callbacks` says what they get."""
+    recalls: Any = None
+    forms: Any = None
+    """`edgekv._native.form_callbacks`."""
+    caches: Callable[[str, str, str], tuple[int, str]]
+    """Answers requests for /edgekv/cache: of the method, the namespace of the request's key and cache_salt, and the fields as a JSON object, the HTTP status
+    and a JSON text. Threads of requests, several at a time."""
+    media: Callable[[str], tuple[bool, str]]
+    """Fetches what a request names by address: (True, a data URL), or (False, why not). Threads of requests."""
+    request: Callable[["Request"], object]
+    """A request's prompt begins, or it has ended. The thread that decodes."""
+    refresh: Callable[[bool], object]
+    """Gets whether the server has nothing left to do; else it is about to answer /metrics or /slots. The thread that decodes, between two batches."""
+
+
+program = Program()
+
+
+def callback(failure: str, error: Any = None) -> Callable:
+    """Defines the function that the server calls by this name. An exception is logged as `failure`, and the server gets `error`."""
+    from edgekv._native._server import ffi
+
+    return ffi.def_extern(error=error, onerror=lambda *raised: log.error(failure, exc_info=raised))
+
+
+def run(argv: list[str], hosts: Iterable[str] | None = None, spaces: Mapping[str, str] | None = None, keeps: bool = False, recalls: bool = False,
+        **limits: float) -> int:
+    """Run llama-server with `argv` (program name first) and return its exit code. Blocks, without the GIL, until it ends.
+
+    Args:
+        hosts: the names under which it answers, as `edgekv.server.sites.Admitted` has them; None: any, and nothing of `program` is called.
+        spaces: the namespace of each key; without keys all requests are in one.
+        keeps: `program` has `prefixes`; recalls: and `recalls`.
+        limits: the other fields of `edgekv_server_settings`.
+    """
     _native.load()
     from edgekv._native._server import ffi, lib
 
-    kept = [ffi.new("char[]", argument.encode()) for argument in argv]
+    alive: list[object] = []
+
+    def texts(given: Iterable[str]):
+        kept = [ffi.new("char[]", text.encode()) for text in given]
+        alive.extend((*kept, array := ffi.new("char *[]", [*kept, ffi.NULL])))
+        return array
+
+    def calls(kind: str) -> dict:
+        return {name: getattr(lib, f"edgekv_py_{name}") for name, field in ffi.typeof(kind).fields if field.type.kind == "function"}
+
+    def table(kind: str, there: bool = True):
+        alive.append(made := ffi.new(f"{kind} *", calls(kind)) if there else ffi.NULL)
+        return made
+
+    settings = ffi.NULL
+    if hosts is not None:
+        _define_callbacks()
+        settings = ffi.new("edgekv_server_settings *", {
+            **limits, **calls("edgekv_server_settings"), "hosts": texts(hosts), "spaces": texts(chain.from_iterable((spaces or {}).items())),
+            "prefixes": table("edgekv_prefixes", keeps), "recalls": table("edgekv_recalls", recalls), "forms": table("edgekv_forms")})
     with _log_lent():
-        code = lib.edgekv_server_run(len(kept), ffi.new("char *[]", [*kept, ffi.NULL]))
+        code = lib.edgekv_server_run(len(argv), texts(argv), settings)
     if code == THREW:
         raise EdgeKVError(f"the server ended with an exception: {ffi.string(lib.edgekv_server_error()).decode()}")
     return code
+
+
+@cache
+def _define_callbacks() -> None:
+    from edgekv._native._server import ffi, lib
+
+    @callback("a request's figures could not be taken")
+    def edgekv_py_request(request):
+        program.request(_request(request))
+
+    @callback("the server's figures could not be brought up to date")
+    def edgekv_py_refresh(idle):
+        program.refresh(bool(idle))
+
+    @callback("a request for kept prompts failed", error=500)
+    def edgekv_py_caches(method, space, fields, out):
+        status, text = program.caches(*(ffi.string(one).decode(errors="replace") for one in (method, space, fields)))
+        lib.edgekv_server_answer(out, text.encode())
+        return status
+
+    @callback("a medium could not be fetched", error=0)
+    def edgekv_py_media(url, out):
+        fetched, text = program.media(ffi.string(url).decode(errors="replace"))
+        lib.edgekv_server_answer(out, text.encode())
+        return fetched
 
 
 @contextmanager
@@ -60,7 +144,7 @@ def terminate() -> None:
 
 
 def turn() -> bool:
-    """Make the task loop turn, an idle one too: it calls the function of `on_refresh`, unless it computes. False: no loop runs, or the server sleeps."""
+    """Make the task loop turn, an idle one too: it calls `program.refresh`, unless it computes. False: no loop runs, or the server sleeps."""
     from edgekv._native._server import lib
 
     return bool(lib.edgekv_server_turn())
@@ -92,26 +176,6 @@ def has_ui() -> bool:
 # ---- limits and waits --------------------------------------------------------------------------------------------------------------
 
 
-class Pacing(Struct, frozen=True):
-    """Seconds that answers wait, and requests that were refused, since the server started."""
-
-    max_gap_s: float
-    """The bound on a running answer's wait for its next token; 0: none."""
-    worst_gap_s: float
-    """The longest wait there was."""
-    last_gap_s: float
-    n_mixed: int
-    """Batches that held prompt tokens and the next tokens of running answers."""
-    n_prompt_batch: int
-    """Prompt tokens that the newest of these was allowed."""
-    n_requests: int
-    """Answered or waiting now."""
-    n_refused: int
-    """Requests that found no place."""
-    n_running: int
-    """Slots at work when the newest batch began."""
-
-
 class Waits(Struct, frozen=True):
     """A histogram of waits: their number by duration."""
 
@@ -123,20 +187,6 @@ class Waits(Struct, frozen=True):
     """Seconds of all of them together."""
 
 
-def limit(max_gap_s: float, n_slots: int, max_queue: int, max_body: int) -> None:
-    """Set the limits of the servers that `run` starts from now on; seconds, slots, requests that wait, bytes of a request."""
-    from edgekv._native._server import lib
-
-    lib.edgekv_server_limit(max_gap_s, n_slots, max_queue, max_body)
-
-
-def strict_fields(on: bool) -> None:
-    """Refuse requests with a field that the table of fields does not have, from now on."""
-    from edgekv._native._server import lib
-
-    lib.edgekv_server_strict(on)
-
-
 def fields() -> list[list[str]]:
     """The table of requests' fields: of each row the letters of its endpoints, the name, "done", "refused" or "said", what is allowed, and a note."""
     from edgekv._native._server import ffi, lib
@@ -144,44 +194,12 @@ def fields() -> list[list[str]]:
     return [line.split("\t") for line in ffi.string(lib.edgekv_server_fields()).decode().splitlines()]
 
 
-def roll(on: bool) -> None:
-    """Let whole oldest exchanges leave a full context in the servers that `run` starts from now on; else answers end, and longer prompts are
-    refused."""
-    from edgekv._native._server import lib
-
-    lib.edgekv_server_roll(on)
-
-
-def draft_from_text(on: bool) -> None:
-    """Let the servers that `run` starts from now on, and whose options draft from n-grams, guess in EdgeKV's way instead of upstream's."""
-    from edgekv._native._server import lib
-
-    lib.edgekv_server_draft(on)
-
-
-def admit(names: Iterable[str], any_address: bool) -> None:
-    """Set the names under which the servers that `run` starts from now on answer, as `edgekv.server.sites.Admitted` has them."""
-    from edgekv._native._server import lib
-
-    lib.edgekv_server_admit(",".join(names).encode(), any_address)
-
-
-def set_spaces(spaces: dict[str, str]) -> None:
-    """Set the namespace of each key, for the servers that `run` starts from now on. Without keys all requests are in one."""
+def pacing() -> Any:
+    """The edgekv_server_pacing of the server, or of the last one if none runs. Call it from any thread."""
     from edgekv._native._server import ffi, lib
 
-    keys, names = ([ffi.new("char[]", text.encode()) for text in texts] for texts in (spaces, spaces.values()))
-    lib.edgekv_server_spaces(len(keys), ffi.new("char *[]", [*keys, ffi.NULL]), ffi.new("char *[]", [*names, ffi.NULL]))
-
-
-def pacing() -> Pacing:
-    """The pacing of the server, or of the last one if none runs. Call it from any thread."""
-    from edgekv._native._server import ffi, lib
-
-    found = ffi.new("edgekv_server_pacing *")
-    lib.edgekv_server_pace(found)
-    return Pacing(found.max_gap_s, found.worst_gap_s, found.last_gap_s, found.n_mixed, found.n_prompt_batch, found.n_requests,
-                  found.n_refused, found.n_running)
+    lib.edgekv_server_pace(found := ffi.new("edgekv_server_pacing *"))
+    return found
 
 
 def reading_s(first: int, n: int) -> float:
@@ -252,74 +270,7 @@ def _request(of) -> Request:
                    (tuple(MissReason)[of.missed - 1], of.missed_at) if of.missed else None, bool(of.ended))
 
 
-def on_request(function: Callable[[Request], None]) -> None:
-    """Let the thread that decodes call a function with each request whose prompt begins, and when it ends."""
-    from edgekv._native._server import ffi, lib
-
-    @ffi.def_extern("edgekv_py_request", onerror=lambda *raised: log.error("a request's figures could not be taken", exc_info=raised))
-    def told(request):
-        function(_request(request))
-
-    lib.edgekv_server_on_request(lib.edgekv_py_request)
-
-
-# ---- kept prompts ---------------------------------------------------------------------------------------------------------------
-
-_caches: object = None
-"""Keeps the registered function alive."""
-
-
-def answer_caches(function: Callable[[str, str, str], tuple[int, str]] | None) -> None:
-    """Let a function answer the requests for /edgekv/cache of the servers that `run` starts from now on; None: they keep no prompts. It gets the
-    method, the namespace of the request's key and cache_salt, and the fields as a JSON object, and returns the HTTP status and a JSON text. Threads
-    of requests call it, several at a time."""
-    _native.prepare()
-    from edgekv._native._server import ffi, lib
-
-    global _caches
-    lib.edgekv_server_on_caches(ffi.NULL)
-    _caches = function
-    if function is None:
-        return
-
-    @ffi.def_extern("edgekv_py_caches", error=500, onerror=lambda *raised: log.error("a request for kept prompts failed", exc_info=raised))
-    def answer(method, space, fields, out):
-        status, text = function(*(ffi.string(one).decode(errors="replace") for one in (method, space, fields)))
-        lib.edgekv_server_answer(out, text.encode())
-        return status
-
-    lib.edgekv_server_on_caches(lib.edgekv_py_caches)
-
-
-# ---- media ----------------------------------------------------------------------------------------------------------------------
-
-_fetch: object = None
-"""Keeps the registered function alive."""
-
-
-def fetch_media(function: Callable[[str], tuple[bool, str]]) -> None:
-    """Let a function fetch what requests of the servers that `run` starts from now on name by address: (True, a data URL), or (False, why not).
-    Threads of requests call it, several at a time."""
-    _native.prepare()
-    from edgekv._native._server import ffi, lib
-
-    global _fetch
-    _fetch = function
-
-    @ffi.def_extern("edgekv_py_media", error=0, onerror=lambda *raised: log.error("a medium could not be fetched", exc_info=raised))
-    def answer(url, out):
-        fetched, text = function(ffi.string(url).decode(errors="replace"))
-        lib.edgekv_server_answer(out, text.encode())
-        return fetched
-
-    lib.edgekv_server_on_media(lib.edgekv_py_media)
-
-
 # ---- documents ------------------------------------------------------------------------------------------------------------------
-
-_on_refresh: Callable[[bool], None] | None = None
-_is_defined = False
-
 
 def publish(path: str, kind: str, text: str) -> None:
     """Show a text of a media type under a path such as "/edgekv/state", in the place of the one before. "props", "slots" and "metrics" go into
@@ -330,12 +281,9 @@ def publish(path: str, kind: str, text: str) -> None:
 
 
 def withdraw() -> None:
-    """Take all documents back, and call no function any more."""
-    from edgekv._native._server import ffi, lib
+    """Take all documents back."""
+    from edgekv._native._server import lib
 
-    global _on_refresh
-    _on_refresh = None
-    lib.edgekv_server_on_refresh(ffi.NULL)
     lib.edgekv_server_withdraw()
 
 
@@ -344,25 +292,3 @@ def asked_ms(path: str) -> int:
     from edgekv._native._server import lib
 
     return lib.edgekv_server_asked_ms(path.encode())
-
-
-def on_refresh(function: Callable[[bool], None]) -> None:
-    """The thread that decodes calls `function(idle)` between two batches: before it answers /metrics and /slots, and (idle) where the server has
-    nothing left to do. An exception is logged, not passed on."""
-    from edgekv._native._server import ffi, lib
-
-    global _on_refresh, _is_defined
-    if not _is_defined:
-        ffi.def_extern("edgekv_py_refresh")(_refresh)
-        _is_defined = True
-    _on_refresh = function
-    lib.edgekv_server_on_refresh(lib.edgekv_py_refresh)
-
-
-def _refresh(idle: bool) -> None:
-    function = _on_refresh
-    if function is not None:
-        try:
-            function(bool(idle))
-        except Exception:
-            log.exception("the server's figures could not be brought up to date")

@@ -1,17 +1,14 @@
 """The keepers of prefixes, and of exchanges that leave a full context, through cffi. The server calls their methods on the thread that decodes, between
 two decodes, as `edgekv_server.h` says of the functions of the same names. An exception is logged, and counts as nothing found and nothing kept."""
 
-import logging
 from functools import cache
 
 import numpy as np
 from msgspec import Struct
 
-from edgekv import _native
+from edgekv._native.http_server import callback, program
 from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.results import Miss
-
-log = logging.getLogger("edgekv")
 
 
 class Medium(Struct, frozen=True):
@@ -81,26 +78,6 @@ class GoneExchanges(Struct, frozen=True):
         return self.tokens[first : first + n].copy()
 
 
-_handles: list[object] = []
-"""Keeps the registered keepers alive."""
-
-
-def set_keepers(prefixes: object, recalls: object) -> None:
-    """Set the keeper of prefixes, an object with the methods of `edgekv_prefixes`, and that of exchanges, with those of `edgekv_recalls`; None: there is
-    none. Only while no server runs."""
-    _native.prepare()
-    from edgekv._native._server import ffi, lib
-
-    _define_callbacks()
-    _handles[:] = [ffi.new_handle(keeps) for keeps in (prefixes, recalls)]
-
-    def table(kind: str, keeps: object, user: object):
-        functions = {name: getattr(lib, f"edgekv_py_{kind}_{name}") for name, _ in ffi.typeof(f"edgekv_{kind}").fields if name != "user"}
-        return ffi.NULL if keeps is None else ffi.new(f"edgekv_{kind} *", functions | {"user": user})
-
-    lib.edgekv_server_set_keepers(table("prefixes", prefixes, _handles[0]), table("recalls", recalls, _handles[1]))
-
-
 def moves() -> bool:
     """Whether the tokens of the running server's context can move to other positions."""
     from edgekv._native._server import lib
@@ -125,8 +102,8 @@ def tokens_of(native) -> SequenceTokens:
 
 
 @cache
-def _define_callbacks() -> None:
-    """Once: the module is compiled, and can be imported only behind `_native.prepare()`."""
+def define() -> None:
+    """Before the server's context is loaded: its keepers are those of `http_server.program`."""
     from edgekv._native._server import ffi
 
     def goes_on_of(native: int) -> int | None:
@@ -136,50 +113,46 @@ def _define_callbacks() -> None:
         tokens = np.frombuffer(ffi.buffer(native.tokens, 4 * native.n_tokens), np.int32)
         return GoneExchanges(tokens, tuple((one.first, one.n) for one in native.runs[0 : native.n_runs]))
 
-    def callback(failure: str, error=None):
-        """An exception is logged as `failure`, and the server gets `error`."""
-        return ffi.def_extern(error=error, onerror=lambda *raised: log.error(failure, exc_info=raised))
-
     @callback("kept prefixes could not be fetched", error=1)
-    def edgekv_py_prefixes_match(user, prompt, n_have, goes_on, alone):
-        return ffi.from_handle(user).match(tokens_of(prompt), n_have, goes_on_of(goes_on), bool(alone))
+    def edgekv_py_match(prompt, n_have, goes_on, alone):
+        return program.prefixes.match(tokens_of(prompt), n_have, goes_on_of(goes_on), bool(alone))
 
     @callback("kept prefixes could not be looked up")
-    def edgekv_py_prefixes_load(user, prompt, n_have, goes_on, out):
-        cached = ffi.from_handle(user).load(tokens_of(prompt), n_have, goes_on_of(goes_on))
+    def edgekv_py_load(prompt, n_have, goes_on, out):
+        cached = program.prefixes.load(tokens_of(prompt), n_have, goes_on_of(goes_on))
         out.slot = out.slot if cached.slot is None else cached.slot
         out.ram, out.disk, out.remote, out.comes, out.spacing = cached.ram, cached.disk, cached.remote, cached.comes, cached.spacing
         if cached.missed is not None:
             out.missed, out.missed_at = 1 + list(MissReason).index(cached.missed.reason), cached.missed.at
 
     @callback("kept prefixes could not be loaded while the rest is computed", error=0)
-    def edgekv_py_prefixes_start(user):
-        ffi.from_handle(user).start()
+    def edgekv_py_start():
+        program.prefixes.start()
         return 1
 
     @callback("a prefix could not be kept")
-    def edgekv_py_prefixes_insert(user, held, rows, snapshot):
-        ffi.from_handle(user).insert(tokens_of(held), bool(rows), bool(snapshot))
+    def edgekv_py_insert(held, rows, snapshot):
+        program.prefixes.insert(tokens_of(held), bool(rows), bool(snapshot))
 
     @callback("kept prefixes could not be loaded", error=0)  # nothing of the sequence is to be trusted
-    def edgekv_py_prefixes_release(user, seq_id, out):
-        position, cached = ffi.from_handle(user).release(seq_id)
+    def edgekv_py_release(seq_id, out):
+        position, cached = program.prefixes.release(seq_id)
         out.ram, out.disk, out.remote = cached.ram, cached.disk, cached.remote
         return position
 
     @callback("exchanges that leave the context could not be kept")
-    def edgekv_py_recalls_leave(user, held, gone, at):
+    def edgekv_py_leave(held, gone, at):
         exchanges = gone_of(gone)
-        ffi.from_handle(user).leave(tokens_of(held), exchanges, np.frombuffer(ffi.buffer(at, 4 * len(exchanges.runs)), np.int32))
+        program.recalls.leave(tokens_of(held), exchanges, np.frombuffer(ffi.buffer(at, 4 * len(exchanges.runs)), np.int32))
 
     @callback("exchanges near a message could not be looked up", error=0)
-    def edgekv_py_recalls_choose(user, held, turn, gone, most, which):
-        chosen = ffi.from_handle(user).choose(tokens_of(held), turn, gone_of(gone), most)
+    def edgekv_py_choose(held, turn, gone, most, which):
+        chosen = program.recalls.choose(tokens_of(held), turn, gone_of(gone), most)
         which[0 : len(chosen)] = chosen
         return len(chosen)
 
     @callback("the rows of an exchange could not be put back", error=-1)
-    def edgekv_py_recalls_put(user, held, gone, which, out):
-        position, cached = ffi.from_handle(user).put(tokens_of(held), gone_of(gone), which)
+    def edgekv_py_put(held, gone, which, out):
+        position, cached = program.recalls.put(tokens_of(held), gone_of(gone), which)
         out.ram, out.disk, out.remote = out.ram + cached.ram, out.disk + cached.disk, out.remote + cached.remote
         return position

@@ -34,6 +34,7 @@ class AnswerForms:
 
     def __init__(self) -> None:
         self._tokenizer: LLTokenizer | None = None
+        self._n_bytes = 0
         self._marks: dict[str, int] = {}
         """The tokens that are used by their number, by text."""
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -42,11 +43,12 @@ class AnswerForms:
         self._answers: dict[int, LLMatcher] = {}
 
     def check(self, form: str) -> None:
+        """Raises ConfigError where answers cannot be held to the form. Its calls have the marks of the vocabulary that was read."""
         if (given := _check(form)) and given.get("calls"):
             _check_beginning(self._matcher(form))
 
     def read(self, vocabulary: Vocabulary) -> None:
-        """Takes a second for 100,000 tokens."""
+        """Answers that begin from now on have these tokens. Takes a second for 100,000."""
         from llguidance import LLTokenizer
 
         pieces = [b"\xff" + piece if token in vocabulary.special else piece for token, piece in enumerate(vocabulary.pieces)]
@@ -56,7 +58,7 @@ class AnswerForms:
         with self._lock:
             self._marks = {vocabulary.pieces[token].decode(errors="replace"): token for token in vocabulary.special if vocabulary.pieces[token]}
             self._compiled.clear()
-            self._tokenizer = tokenizer
+            self._tokenizer, self._n_bytes = tokenizer, (len(pieces) + 31) // 32 * 4
 
     def begin(self, answer: int, form: str, begun: bytes) -> None:
         matcher = self._answers[answer] = self._matcher(form)
@@ -64,12 +66,13 @@ class AnswerForms:
             matcher.consume_tokens(self._tokenizer.tokenize_bytes(begun))
         _check_matcher(matcher)
 
-    def follow(self, answer: int, token: int | None, allowed: int, n_bytes: int) -> None:
+    def follow(self, answer: int, token: int | None, allowed: int) -> None:
+        """`token` is the answer's next one; None: it has none yet. Writes to the address `allowed` a bit for each token: whether it may follow."""
         matcher = self._answers[answer]
         if token is not None:
             matcher.consume_token(token)
         if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(allowed, n_bytes)
+            matcher.unsafe_compute_mask_ptr(allowed, self._n_bytes)
         _check_matcher(matcher)
 
     def copy(self, answer: int, to: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edgekv import _native
 from edgekv._native import form_callbacks, http_server, prefix_callbacks
+from edgekv._native.http_server import program
 from edgekv.arrays import backend  # noqa: F401  # now: the thread of a context is to import nothing
 from edgekv.common.errors import EdgeKVError
 from edgekv.models.geometry import Geometry
@@ -24,6 +26,7 @@ class Keepers:
     """The keepers of one server. They exist before its model is loaded, and begin with its context."""
 
     def __init__(self, model: Geometry, options: ServerOptions, on_device: bool):
+        _native.prepare()  # a command has left the versions to this
         if context.tiers_in(options.kv, on_device):
             from edgekv.runtime import wiring  # noqa: F401  # with the policies; now, as above
         self.prefixes = Prefixes(model, options.store, options.shows_texts) if options.store is not None else None
@@ -32,9 +35,11 @@ class Keepers:
             from edgekv.server.recalling import Recall  # with gguf, which takes as long to import as all of these
 
             self.recall = Recall(model, options.recall, options.store, self.prefixes)
-        self._connect(self.prefixes, self.recall)
-        form_callbacks.set_forms(AnswerForms())
-        http_server.fetch_media(MediaHosts(options.allow_media_host).answer)
+        prefix_callbacks.define()
+        form_callbacks.define()
+        program.prefixes, program.recalls, program.forms, program.media = self.prefixes, self.recall, AnswerForms(), MediaHosts(options.allow_media_host).answer
+        if self.prefixes is not None:
+            program.caches = CacheRequests(self.prefixes.kept, self.prefixes.slot_tokens).answer
 
     def open(self, runtime: Runtime | None) -> None:
         """A context was loaded. Raises EdgeKVError if what was asked for cannot be kept."""
@@ -46,14 +51,8 @@ class Keepers:
             self.recall.open(runtime)
 
     def close(self) -> None:
-        self._connect(None, None)
+        vars(program).clear()
         if self.recall is not None:
             self.recall.close()
         if self.prefixes is not None:
             self.prefixes.close()
-
-    @staticmethod
-    def _connect(prefixes: Prefixes | None, recall: Recall | None) -> None:
-        """Let the server of this process use keepers, and clients see what they keep. Only while no server runs."""
-        prefix_callbacks.set_keepers(prefixes, recall)
-        http_server.answer_caches(None if prefixes is None else CacheRequests(prefixes.kept, prefixes.slot_tokens).answer)

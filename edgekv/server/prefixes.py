@@ -65,7 +65,7 @@ class Opened(NamedTuple):
 
 
 class Prefixes:
-    """The keeper that the server calls when a prompt begins and when tokens are computed (`edgekv._native.prefix_callbacks.set_keepers`).
+    """The keeper that the server calls when a prompt begins and when tokens are computed (`edgekv._native.http_server.program`).
 
     K and V depend on the model's files and on the context as llama.cpp built it: contexts that agree in both share a store. They also depend
     on a request's adapters. These are part of its chains' root, like its namespace, so that a request can name any adapters without a store, a

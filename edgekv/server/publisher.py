@@ -70,10 +70,10 @@ class Publisher:
             native.publish(_map_path(slot), JSON, "null")
         self._publish_history()
         self._publish(self.shown)
-        native.on_refresh(self.refresh)
+        native.program.refresh = self.refresh
         for request in told:
             self._told(request)
-        native.on_request(self._told)
+        native.program.request = self._told
         if (runtime := self._runtime()) is not None:
             self.follow(runtime)
 

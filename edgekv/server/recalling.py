@@ -31,7 +31,7 @@ FIRST_LAYER, END_LAYER = 1 / 10, 1 / 5
 
 
 class Recall:
-    """The keeper that the server calls where exchanges leave a context and where a message begins (`prefix_callbacks.set_keepers`)."""
+    """The keeper that the server calls where exchanges leave a context and where a message begins (`http_server.program`)."""
 
     def __init__(self, model: Geometry, where: RecallSettings, store: StoreSettings | None, beside: Prefixes | None):
         """`store` and `beside`: settings of the prefix store, and its keeper if there is one; both share their RAM."""

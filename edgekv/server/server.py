@@ -223,9 +223,8 @@ class Server:
         except OSError as error:
             raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
         crash.details_in(self._log.path)
-        http_server.on_refresh(lambda idle: self._turned.set())
         self._told: list[http_server.Request] = []  # before figures begin
-        http_server.on_request(self._told.append)
+        http_server.program.refresh, http_server.program.request = lambda idle: self._turned.set(), self._told.append
         self._exit, self._ready, argv = None, False, self._argv()
         for event in (self._ended, self._turned, self._equipped):
             event.clear()
@@ -289,13 +288,11 @@ class Server:
         try:
             if not core.enabled():  # otherwise the first context waits, when it is attached
                 self._equipped.wait()
-            native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots), body_bytes(options, self.context.n_ctx))
-            native.strict_fields(limits.strict_fields)
-            native.roll(options.when_full is WhenFull.ROLL)
-            native.draft_from_text(self.draft is Drafting.NGRAM)
-            native.admit(hosts.names, hosts.any_address)
-            native.set_spaces(spaces_of(self._keys) if self._keys and not options.cache_shared else {})
-            self._exit = native.run(argv)
+            self._exit = native.run(
+                argv, hosts.names, spaces_of(self._keys) if self._keys and not options.cache_shared else None, options.store is not None,
+                options.recall is not None, any_address=hosts.any_address, max_gap_s=limits.max_gap_s, n_slots=options.n_slots,
+                max_queue=limits.queue_for(options.n_slots), max_body=body_bytes(options, self.context.n_ctx), strict=limits.strict_fields,
+                rolls=options.when_full is WhenFull.ROLL, drafts=self.draft is Drafting.NGRAM)
         except BaseException as error:  # why_stopped() reports it
             self._exit = error
         finally:

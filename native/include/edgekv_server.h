@@ -15,12 +15,10 @@ extern "C" {
 
 /* cffi: begin */
 
-/* returns the server's exit code, or EDGEKV_SERVER_THREW after an exception, which edgekv_server_error() names */
-EDGEKV_API int edgekv_server_run(int argc, char ** argv);
 EDGEKV_API void edgekv_server_terminate(void);
 EDGEKV_API const char * edgekv_server_error(void);
 
-/* Makes the task loop turn, an idle one too: it calls the function of edgekv_server_on_refresh(), unless it computes. 0: no loop runs, since a model is
+/* Makes the task loop turn, an idle one too: it calls refresh() (edgekv_server_settings), unless it computes. 0: no loop runs, since a model is
    being loaded or no server runs, or the server sleeps. From any thread */
 EDGEKV_API int edgekv_server_turn(void);
 
@@ -98,19 +96,18 @@ typedef struct {
 typedef struct {
     /* A prompt is about to begin; its sequence holds the first n_have tokens. 1: load() will not wait. 0: kept tokens must leave the sequence first, or
        are being fetched: ask again, or release(). goes_on: as for load(). alone: no answer is running, so the call may take a moment. */
-    int (*match)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, int alone);
+    int (*match)(const edgekv_prefix_tokens * prompt, int n_have, int goes_on, int alone);
     /* A prompt begins; its sequence holds the first n_have tokens. Puts in the next tokens, as many as are kept, and counts them.
        goes_on: -1 if only rows are kept; else the number of tokens (n_have or 0) after which the sequence can continue without a snapshot;
        out->slot has this value already. If a snapshot is put in, out->slot becomes the number of the first n_have tokens that stay. */
-    void (*load)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, edgekv_cached_tokens * out);
+    void (*load)(const edgekv_prefix_tokens * prompt, int n_have, int goes_on, edgekv_cached_tokens * out);
     /* Directly before a llama_decode(). 1: the promised rows come while it computes. 0: they do not; release() is called first. */
-    int (*start)(void * user);
+    int (*start)(void);
     /* The sequence holds these tokens, all computed. rows: keep them. snapshot: it holds no others; keep a snapshot behind them. */
-    void (*insert)(void * user, const edgekv_prefix_tokens * held, int rows, int snapshot);
+    void (*insert)(const edgekv_prefix_tokens * held, int rows, int snapshot);
     /* A match is given up, or promised rows are waited for. Returns the number of tokens before the first one whose rows are lost, never within a
        medium; -1: none is lost. out: the tokens that were put in, by their source. */
-    int (*release)(void * user, int seq_id, edgekv_cached_tokens * out);
-    void * user;
+    int (*release)(int seq_id, edgekv_cached_tokens * out);
 } edgekv_prefixes;
 
 /* a run of a conversation's tokens */
@@ -129,18 +126,14 @@ typedef struct {
 
 typedef struct {
     /* Exchanges are leaving a sequence: the held tokens hold exchange i from at[i] on, computed; -1: they do not hold it. */
-    void (*leave)(void * user, const edgekv_prefix_tokens * held, const edgekv_exchanges * gone, const int * at);
+    void (*leave)(const edgekv_prefix_tokens * held, const edgekv_exchanges * gone, const int * at);
     /* The held tokens are computed; those from `turn` on are the newest message, or the last of it. Writes the numbers of the exchanges that come back,
        in order, with at most `most` tokens, and returns how many. */
-    int (*choose)(void * user, const edgekv_prefix_tokens * held, int turn, const edgekv_exchanges * gone, int most, int * which);
+    int (*choose)(const edgekv_prefix_tokens * held, int turn, const edgekv_exchanges * gone, int most, int * which);
     /* Puts the rows of an exchange into the sequence, behind the held tokens, and counts them in `out`. Returns the position of the first when it was
        computed; -1: not all rows are kept, nothing was put in. */
-    int (*put)(void * user, const edgekv_prefix_tokens * held, const edgekv_exchanges * gone, int which, edgekv_cached_tokens * out);
-    void * user;
+    int (*put)(const edgekv_prefix_tokens * held, const edgekv_exchanges * gone, int which, edgekv_cached_tokens * out);
 } edgekv_recalls;
-
-/* null: no prefixes are kept; what leaves a full context does not come back. Call it only while no server runs. */
-EDGEKV_API void edgekv_server_set_keepers(const edgekv_prefixes * prefixes, const edgekv_recalls * recalls);
 
 /* Whether the tokens of the running server's context can move to other positions; 0 while it loads. */
 EDGEKV_API int edgekv_server_moves(void);
@@ -154,28 +147,8 @@ EDGEKV_API int64_t edgekv_server_projector_bytes(const char * path);
 /* Whether this build has llama.cpp's chat page (EDGEKV_UI=on). */
 EDGEKV_API int edgekv_server_has_ui(void);
 
-/* Limits a request's cost to other requests, for servers started from now on; no limits before the first call. While prompts are read, a
-   running answer waits about max_gap_s seconds at most for its next token (0: prompts are read at full speed). n_slots requests are
-   answered and max_queue wait (below 0: any number); more get HTTP 503. A request has at most max_body bytes; a longer one gets HTTP 413. */
-EDGEKV_API void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue, int64_t max_body);
-
-/* 1: requests with a field that the table of fields does not have get HTTP 400, from now on. */
-EDGEKV_API void edgekv_server_strict(int on);
-
 /* The table of fields, a line each: letters of endpoints, name, "done", "refused" or "said", what is allowed, a note; tabs between. */
 EDGEKV_API const char * edgekv_server_fields(void);
-
-/* Handling of a full context, for servers started from now on. 1: the oldest exchanges leave it whole; 0: the answer ends, and a longer
-   prompt is refused. */
-EDGEKV_API void edgekv_server_roll(int on);
-
-/* Drafts from what was said before, for servers started from now on whose options make upstream draft from n-grams. 1: ours in place of
-   upstream's; 0: upstream's. */
-EDGEKV_API void edgekv_server_draft(int on);
-
-/* The hosts that requests may name, besides localhost and the loopback's addresses, for servers started from now on: names and addresses
-   separated by commas, in lower case, IPv6 without brackets; any_address: every IP address too. Any host before the first call. */
-EDGEKV_API void edgekv_server_admit(const char * names, int any_address);
 
 /* figures of the pace since the server started; seconds */
 typedef struct edgekv_server_pacing {
@@ -194,10 +167,6 @@ EDGEKV_API void edgekv_server_pace(edgekv_server_pacing * pacing);
 
 /* estimated seconds for n tokens of a prompt after its first `first` tokens, from the newest batches; 0: no batch yet. From any thread */
 EDGEKV_API double edgekv_server_reading_s(int64_t first, int64_t n);
-
-/* Namespaces, for servers started from now on: a request admitted with keys[i] is in spaces[i]; without keys all are in one namespace. The
-   texts are copied; spaces consist of letters and digits. */
-EDGEKV_API void edgekv_server_spaces(int32_t n, const char * const * keys, const char * const * spaces);
 
 #define EDGEKV_TIERS 4        /* slot, ram, disk, remote */
 #define EDGEKV_MISS_REASONS 13
@@ -235,9 +204,6 @@ typedef struct {
     double  answer_s;
 } edgekv_server_request;
 
-/* The decoding thread calls the function with each request whose prompt begins, and when it ends. null: no calls */
-EDGEKV_API void edgekv_server_on_request(void (*function)(const edgekv_server_request * request));
-
 /* Publishes a document about the KV hierarchy. The server shows it under its path, such as "/edgekv/state"; the paths "props", "slots" and
    "metrics" add to the answers of upstream's routes of these names. Any thread may publish at any time: the text is copied and replaces
    the previous one. */
@@ -246,19 +212,9 @@ EDGEKV_API void edgekv_server_publish(const char * path, const char * type, cons
 EDGEKV_API void edgekv_server_withdraw(void);
 /* milliseconds since the document was last requested; -1: never, or there is no such document */
 EDGEKV_API int64_t edgekv_server_asked_ms(const char * path);
-/* The server calls the function to bring published documents up to date, on the decoding thread between two batches: before it answers
-   /metrics and /slots there, and (idle) when nothing is left to do. null: no calls */
-EDGEKV_API void edgekv_server_on_refresh(void (*function)(int idle));
 
-/* The function answers requests for /edgekv/cache. method: GET, POST or DELETE; space: the namespace of the request's key and cache_salt;
-   fields: those of the query and of the body, as a JSON object. It gives a JSON text to edgekv_server_answer() and returns the HTTP status. Threads of
-   requests call it, several at a time. null: prompts are not kept. */
-EDGEKV_API void edgekv_server_on_caches(int (*function)(const char * method, const char * space, const char * fields, void * out));
+/* gives the text that a function below was asked for */
 EDGEKV_API void edgekv_server_answer(void * out, const char * text);
-
-/* The function fetches an image or a sound that a request names by address. It gives a data URL to edgekv_server_answer() and returns 1, or a sentence
-   that says why not, and 0. Threads of requests call it, several at a time. null: nothing is fetched. */
-EDGEKV_API void edgekv_server_on_media(int (*function)(const char * url, void * out));
 
 typedef enum { EDGEKV_TOKEN_TEXT, EDGEKV_TOKEN_SPECIAL, EDGEKV_TOKEN_END } edgekv_token_kind;
 
@@ -288,8 +244,39 @@ typedef struct {
     void (*end)(int64_t answer);
 } edgekv_forms;
 
-/* Call it before each server runs. */
-EDGEKV_API void edgekv_server_set_forms(const edgekv_forms * forms);
+/* What a server is told at its start, and what it calls of the program around it. It keeps the pointers until it ends. */
+typedef struct {
+    double  max_gap_s; /* while prompts are read, a running answer waits about so long at most for its next token; 0: prompts are read at full speed */
+    int32_t n_slots;   /* requests that are answered */
+    int32_t max_queue; /* that wait, below 0: any number; more get HTTP 503 */
+    int64_t max_body;  /* bytes of a request; a longer one gets HTTP 413 */
+    int     strict;    /* requests with a field that the table of fields does not have get HTTP 400 */
+    int     rolls;     /* 1: the oldest exchanges leave a full context whole; 0: the answer ends, and a longer prompt is refused */
+    int     drafts;    /* 1: where the options make upstream draft from n-grams, ours draft in their place, from what was said before */
+    /* The hosts that requests may name, besides localhost and the loopback's addresses: names and addresses in lower case, IPv6 without brackets; the last
+       is null. any_address: every IP address too. null: any host. */
+    const char * const * hosts;
+    int     any_address;
+    /* A key, the namespace of requests admitted with it, of letters and digits, and so on; the last is null. Without keys all are in one namespace. */
+    const char * const * spaces;
+
+    const edgekv_prefixes * prefixes; /* null: none are kept */
+    const edgekv_recalls *  recalls;  /* null: what leaves a full context does not come back */
+    const edgekv_forms *    forms;
+    /* a request's prompt begins, or the request ended; on the decoding thread */
+    void (*request)(const edgekv_server_request * of);
+    /* brings published documents up to date, on the decoding thread between two batches: before it answers /metrics and /slots there, and (idle) when nothing
+       is left to do */
+    void (*refresh)(int idle);
+    /* Answers requests for /edgekv/cache with a JSON text, and returns the HTTP status. method: GET, POST or DELETE; space: the namespace of the request's key
+       and cache_salt; fields: those of the query and of the body, as a JSON object. Threads of requests, several at a time. */
+    int (*caches)(const char * method, const char * space, const char * fields, void * out);
+    /* Fetches an image or a sound that a request names by address: a data URL, and 1; or a sentence that says why not, and 0. Threads of requests. */
+    int (*media)(const char * url, void * out);
+} edgekv_server_settings;
+
+/* Returns the server's exit code, or EDGEKV_SERVER_THREW after an exception, which edgekv_server_error() names. settings: null: no limits, no calls. */
+EDGEKV_API int edgekv_server_run(int argc, char ** argv, const edgekv_server_settings * settings);
 
 /* cffi: end */
 

@@ -17,9 +17,11 @@ void llama_server_terminate();
 
 static std::string g_error;
 
-int edgekv_server_run(int argc, char ** argv) {
+int edgekv_server_run(int argc, char ** argv, const edgekv_server_settings * settings) {
+    constexpr edgekv_server_settings NONE = { 0, 1, -1, 100 << 20, 0, 0, 0, nullptr, 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr };
     g_error.clear();
-    edgekv_server::begin();
+    edgekv_server::begin(settings ? *settings : NONE);
+    llama_edgekv_set_forms(settings && settings->forms ? *settings->forms : edgekv_forms{});
 
     try {
         return llama_server(argc, argv);
@@ -59,10 +61,6 @@ void edgekv_server_pace(edgekv_server_pacing * pacing) {
 
 double edgekv_server_reading_s(int64_t first, int64_t n) {
     return edgekv_server::reading_s(first, n);
-}
-
-void edgekv_server_set_forms(const edgekv_forms * forms) {
-    llama_edgekv_set_forms(*forms);
 }
 
 void edgekv_server_answer(void * out, const char * text) {

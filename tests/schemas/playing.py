@@ -63,7 +63,7 @@ class Masks:
         return True
 
     def _follow(self, token: int | None) -> None:
-        self._forms.follow(1, token, self._allowed.ctypes.data, self._allowed.nbytes)
+        self._forms.follow(1, token, self._allowed.ctypes.data)
 
 
 def form_of(schema: Any) -> str:

@@ -1,6 +1,5 @@
 // Checks native/server/scheduling/drafts.*: what is guessed, how far, and when no more. Built and run by test_drafting.py.
 #include "check.h"
-#include "edgekv_server.h"
 #include "server/scheduling/drafts.h"
 
 #include <vector>
@@ -76,7 +75,7 @@ static void test_the_first_token_waited_for_its_prompt() {
 
 int main() {
     CHECK(!drafts_from_text());
-    edgekv_server_draft(1);
+    begin_drafts(true);
     CHECK(drafts_from_text());
     test_lengths();
     test_wrong_guesses_ask_for_longer_matches();

@@ -99,7 +99,7 @@ def test_arguments_are_a_c_programs(monkeypatch):
 
     class Lib:
         @staticmethod
-        def edgekv_server_run(argc, argv) -> int:
+        def edgekv_server_run(argc, argv, settings) -> int:
             seen[:] = [_server.ffi.string(argv[i]).decode() for i in range(argc)] + [argv[argc] == _server.ffi.NULL]
             return 0
 
@@ -193,7 +193,7 @@ def test_ctrl_c_belongs_to_python(tiny, interruptible):
 def native(monkeypatch):
     """`native(run)` puts a function in the place of llama_server()."""
     module = importlib.import_module("edgekv._native.http_server")
-    return lambda run: monkeypatch.setattr(module, "run", run)
+    return lambda run: monkeypatch.setattr(module, "run", lambda argv, *more, **settings: run(argv))
 
 
 def test_busy_port_is_refused_before_the_model_is_read(tiny, native):

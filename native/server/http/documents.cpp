@@ -1,6 +1,7 @@
 #include "server/http/documents.h"
 
 #include "edgekv_server.h"
+#include "server/scheduling/limits.h"
 #include "server/scheduling/requests.h"
 
 #include <atomic>
@@ -27,7 +28,6 @@ struct document {
 
 std::mutex                      g_documents_mutex;
 std::map<std::string, document> g_documents;
-std::atomic<void (*)(int)>      g_refresh{nullptr};
 std::atomic<bool>               g_busy{true};  // a server that was loaded has worked
 
 // nothing: there is no such document
@@ -52,8 +52,8 @@ json take_json(const std::string & name) {
 void set_busy() { g_busy = true; }
 
 void refresh(bool idle, bool is_yielding) {
-    if (void (*function)(int) = g_refresh.load(); function && !is_yielding) {
-        function(idle ? 1 : 0);
+    if (edgekv_server::current().refresh && !is_yielding) {
+        edgekv_server::current().refresh(idle);
     }
     if (idle && g_busy.exchange(false)) {  // only now are the figures of the work's end published
 #ifdef __GLIBC__
@@ -129,5 +129,3 @@ int64_t edgekv_server_asked_ms(const char * path) {
     }
     return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now() - *found->second.asked).count();
 }
-
-void edgekv_server_on_refresh(void (*function)(int)) { edgekv_documents::g_refresh = function; }

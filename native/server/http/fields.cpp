@@ -7,7 +7,6 @@
 #include "sampling.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <stdexcept>
@@ -18,8 +17,6 @@ namespace {
 
 constexpr size_t MOST_TOLD  = 20;   // names in a header, which clients bound
 constexpr size_t MOST_SHOWN = 100;  // bytes of a value in a sentence
-
-std::atomic<bool> g_strict{ false };
 
 thread_local std::vector<std::string> t_ignored;  // of the request that this thread reads
 
@@ -86,7 +83,7 @@ bool is_open(endpoint where, const std::string & name) {
 
 // a field that no row knows
 void pass_over(const std::string & name) {
-    if (g_strict) {
+    if (current().strict) {
         decline("there is no field '" + name.substr(0, MOST_SHOWN) + "' here; FIELDS.md lists those that there are");
     }
     has_no_effect(name);
@@ -191,8 +188,6 @@ void tell_ignored(server_http_res & res) {
 }
 
 }  // namespace edgekv_server
-
-void edgekv_server_strict(int on) { edgekv_server::g_strict = on != 0; }
 
 const char * edgekv_server_fields() {
     static const std::string text = [] {

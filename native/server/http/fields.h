@@ -27,7 +27,7 @@ struct field_row {
 bool asks(const json & value);
 
 // Throws std::invalid_argument, which names the field and what is allowed, for a value of a wrong kind or range and for a field that is not served.
-// Fields without an effect are told; with edgekv_server_strict() those that no row knows are refused.
+// Fields without an effect are told; on a strict server those that no row knows are refused.
 void check_fields(const json & body, endpoint where);
 
 // A field of this thread's request that the model's template gives no effect.

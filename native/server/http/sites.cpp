@@ -1,29 +1,18 @@
 #include "server/http/sites.h"
 
-#include "edgekv_server.h"
 #include "server/scheduling/limits.h"
 #include "server/scheduling/requests.h"
 
 #include <cpp-httplib/httplib.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cctype>
 #include <iterator>
-#include <sstream>
-#include <vector>
 
 #include <arpa/inet.h>
 
 namespace edgekv_sites {
 namespace {
-
-// what edgekv_server_admit() was given
-struct {
-    std::vector<std::string> names;
-    bool                     any_address = false;  // no other site can be at one
-} g_hosts;
-std::atomic<bool> g_checks{ false };
 
 std::string lower(std::string text) {
     std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -75,14 +64,17 @@ bool is_local(const std::string & host) {
 bool is_named(const std::string & host) {
     unsigned char wanted[16], named[16];
     const bool is_v6 = inet_pton(AF_INET6, host.c_str(), wanted) == 1;
-    return std::any_of(g_hosts.names.begin(), g_hosts.names.end(), [&](const std::string & name) {
-        return name == host || (is_v6 && inet_pton(AF_INET6, name.c_str(), named) == 1 && std::equal(wanted, wanted + 16, named));
-    });
+    for (auto name = edgekv_server::current().hosts; *name; ++name) {
+        if (host == *name || (is_v6 && inet_pton(AF_INET6, *name, named) == 1 && std::equal(wanted, wanted + 16, named))) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool is_ours(const std::string & host) {
     bool is_loopback = false;
-    return is_local(host) || is_named(host) || (g_hosts.any_address && is_address(host, is_loopback));
+    return is_local(host) || is_named(host) || (edgekv_server::current().any_address && is_address(host, is_loopback));
 }
 
 // Whether pages of a site may read answers: "https://name" names a site, "app://" the pages of all programs that have this scheme.
@@ -196,7 +188,7 @@ void explain(const httplib::Request & req, httplib::Response & res) {
 }  // namespace
 
 void explain_errors(httplib::Server & server) {
-    if (g_checks) {
+    if (edgekv_server::current().hosts) {
         server.set_error_handler(explain);
         server.set_payload_max_length(static_cast<size_t>(edgekv_server::current().max_body));  // of a body without a length
         server.set_default_headers({ { "Server", "EdgeKV" } });
@@ -206,7 +198,7 @@ void explain_errors(httplib::Server & server) {
 }
 
 bool refuses(const httplib::Request & req, httplib::Response & res, const std::string & origins) {
-    if (!g_checks) {
+    if (!edgekv_server::current().hosts) {
         return false;
     }
     tell_pages(req, res, origins);
@@ -238,13 +230,3 @@ bool refuses(const httplib::Request & req, httplib::Response & res, const std::s
 }
 
 }  // namespace edgekv_sites
-
-void edgekv_server_admit(const char * names, int any_address) {
-    using namespace edgekv_sites;
-    g_hosts = { {}, any_address != 0 };
-    std::istringstream list(names);
-    for (std::string name; std::getline(list, name, ',');) {
-        g_hosts.names.push_back(name);
-    }
-    g_checks = true;
-}

@@ -20,7 +20,7 @@ namespace edgekv_sites {
 bool refuses(const httplib::Request & req, httplib::Response & res, const std::string & origins);
 
 // Gives each error a sentence that has none: llama.cpp's server tells its own, httplib's come without. The server gets our name, and leads from
-// `/` to the live page where no handler before serves it. Call it behind edgekv_server_admit().
+// `/` to the live page where no handler before serves it.
 void explain_errors(httplib::Server & server);
 
 }  // namespace edgekv_sites

@@ -7,7 +7,6 @@
 #include "server/prefix_cache/tasks.h"
 
 #include <atomic>
-#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -22,15 +21,6 @@ struct context_cache {
 };
 
 struct server_cache {
-    // what the program around the server sets while none runs
-    edgekv_prefixes keeper  = {};  // without functions: there is none
-    edgekv_recalls  recalls = {};
-    std::map<std::string, std::string> spaces;  // by key
-    std::atomic<bool> rolls{ false };
-    std::atomic<int (*)(const char * method, const char * space, const char * fields, void * out)> answers{ nullptr };
-    std::atomic<int (*)(const char * url, void * out)> fetches{ nullptr };
-    std::atomic<void (*)(const edgekv_server_request * request)> told{ nullptr };
-
     // of the model that was loaded last
     std::string       projector;
     std::atomic<bool> moves{ false };  // its context's tokens can move to other positions

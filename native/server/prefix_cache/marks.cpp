@@ -1,9 +1,9 @@
 #include "server/prefix_cache/marks.h"
 
-#include "server/prefix_cache/cache.h"
 #include "server/prefix_cache/prefixes.h"
 #include "server/prefix_cache/spaces.h"
 #include "server/prefix_cache/tasks.h"
+#include "server/scheduling/limits.h"
 #include "server/scheduling/requests.h"
 
 #include "common.h"
@@ -322,8 +322,7 @@ server_http_context::handler_t kept_prompts(const char * method) {
     return [method](const server_http_req & req) {
         auto res = std::make_unique<server_http_res>();
         res->headers["Cache-Control"] = "no-store";
-        const auto function = the_cache().answers.load();
-        if (!function) {
+        if (!edgekv_prefixes_kept()) {
             answer_error(*res, "this server keeps no prompts; start it with --cache-ram or --cache-dir", ERROR_TYPE_NOT_SUPPORTED);
             return res;
         }
@@ -334,11 +333,9 @@ server_http_context::handler_t kept_prompts(const char * method) {
         for (const auto & [name, value] : req.params) {
             fields[name] = value;
         }
-        res->status = function(method, space_of(req.headers, fields).c_str(), fields.dump().c_str(), &res->data);
+        res->status = current().caches(method, space_of(req.headers, fields).c_str(), fields.dump().c_str(), &res->data);
         return res;
     };
 }
 
 }  // namespace edgekv_server
-
-void edgekv_server_on_caches(int (*function)(const char *, const char *, const char *, void *)) { edgekv_server::the_cache().answers = function; }

@@ -29,8 +29,7 @@ void mark_prompt(int task, const server_tokens & tokens, const json & converted,
 // Anthropic's counts of a task's prompt: those of tokens that now stay and were not kept before are taken out of input_tokens.
 void add_cache_usage(json & usage, int task);
 
-// What answers requests of a method about prompts that stay: GET, POST or DELETE. It asks the program around the server (edgekv_server_on_caches()), and
-// waits.
+// What answers requests of a method about prompts that stay: GET, POST or DELETE. It asks the program around the server, and waits.
 server_http_context::handler_t kept_prompts(const char * method);
 
 }  // namespace edgekv_server

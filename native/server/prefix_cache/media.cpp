@@ -1,14 +1,13 @@
 #include "server/prefix_cache/media.h"
 
 #include "server/prefix_cache/cache.h"
+#include "server/scheduling/limits.h"
 
 #include "mtmd-helper.h"
 
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
-
-void edgekv_server_on_media(int (*function)(const char * url, void * out)) { edgekv_server::the_cache().fetches = function; }
 
 const char * edgekv_server_projector() { return edgekv_server::the_cache().projector.c_str(); }
 
@@ -87,9 +86,8 @@ void fetch_medium(std::string & url) {
     if (url.rfind("data:", 0) == 0 || url.rfind("file://", 0) == 0 || url.find("://") == std::string::npos) {
         return;
     }
-    const auto  fetch = the_cache().fetches.load();
-    std::string told  = "media are taken as data URLs alone";
-    if (!fetch || !fetch(url.c_str(), &told)) {
+    std::string told = "media are taken as data URLs alone";
+    if (!current().media || !current().media(url.c_str(), &told)) {
         throw std::invalid_argument(told);
     }
     url = told;

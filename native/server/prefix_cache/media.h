@@ -20,7 +20,7 @@ const char * media_marker();
 std::string marked_by_us(const std::string & prompt);
 std::string marked_by_client(const std::string & prompt);
 
-// Puts a data URL in the place of an address, whose content the program around the server fetches (edgekv_server_on_media()). Does nothing to data
+// Puts a data URL in the place of an address, whose content the program around the server fetches. Does nothing to data
 // URLs, plain base64, and file:// (upstream refuses it without --media-path). Throws std::invalid_argument if the address may not be fetched. A
 // thread of a request; it waits.
 void fetch_medium(std::string & url);

@@ -1,6 +1,7 @@
 #include "server/prefix_cache/misses.h"
 
 #include "server/prefix_cache/cache.h"
+#include "server/scheduling/limits.h"
 
 #include <algorithm>
 
@@ -24,8 +25,8 @@ bool is_loss(int reason) {
 }
 
 void tell(const edgekv_server_request & request) {
-    if (auto * function = the_cache().told.load()) {
-        function(&request);
+    if (current().request) {
+        current().request(&request);
     }
 }
 
@@ -105,8 +106,6 @@ void request_ended(const edgekv_server_request & request) {
 }
 
 }  // namespace edgekv_server
-
-void edgekv_server_on_request(void (*function)(const edgekv_server_request *)) { edgekv_server::the_cache().told = function; }
 
 json edgekv_usage_json(int task) {
     const auto known    = edgekv_server::known_of(task);

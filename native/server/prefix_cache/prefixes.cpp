@@ -4,19 +4,14 @@
 #include "llama-edgekv-places.h"
 #include "server/prefix_cache/cache.h"
 #include "server/prefix_cache/snapshots.h"
+#include "server/scheduling/limits.h"
 #include "server/scheduling/pace.h"
 
 #include <limits>
 
 using edgekv_server::the_cache;
 
-static const edgekv_prefixes & edgekv_keeper() { return the_cache().keeper; }
-
-void edgekv_server_set_keepers(const edgekv_prefixes * prefixes, const edgekv_recalls * recalls) {
-    the_cache().keeper  = prefixes ? *prefixes : edgekv_prefixes{};
-    the_cache().recalls = recalls ? *recalls : edgekv_recalls{};
-    the_cache().context = {};
-}
+static const edgekv_prefixes & edgekv_keeper() { return *edgekv_server::current().prefixes; }
 
 edgekv_sequence & edgekv_sequence_of(int seq_id) { return the_cache().context.sequences[seq_id]; }
 
@@ -32,7 +27,7 @@ bool edgekv_prefix_settle() {
     auto load = promised;
     promised = {};
     load.cached.ram = load.cached.disk = load.cached.remote = 0;
-    const int first = edgekv_keeper().release(edgekv_keeper().user, load.slot.seq_id, &load.cached);
+    const int first = edgekv_keeper().release(load.slot.seq_id, &load.cached);
     if (first >= 0) {
         load.cached.missed    = EDGEKV_MISS_DAMAGED;
         load.cached.missed_at = first;
@@ -72,7 +67,7 @@ bool edgekv_prefix_fetches() {
 void edgekv_prefix_decode_begins() {
     auto & load = the_cache().context.promised;
     if (load.promised && !load.started) {
-        load.started = edgekv_keeper().start(edgekv_keeper().user);
+        load.started = edgekv_keeper().start();
         if (!load.started) {
             edgekv_prefix_settle();
         }
@@ -128,7 +123,7 @@ static bool edgekv_unified(const edgekv_prefix_slot & slot) {
 }
 
 bool edgekv_prefixes_kept() {
-    return edgekv_keeper().match != nullptr;
+    return edgekv_server::current().prefixes != nullptr;
 }
 
 bool edgekv_prefix_shares(const edgekv_prefix_slot & slot) {
@@ -191,7 +186,7 @@ bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & 
     }
     const int n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
     const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
-    const bool ready = edgekv_keeper().match(edgekv_keeper().user, &all.told, n_have, edgekv_goes_on(slot, prompt, n_have), alone);
+    const bool ready = edgekv_keeper().match(&all.told, n_have, edgekv_goes_on(slot, prompt, n_have), alone);
     edgekv_sequence_of(slot.seq_id).waits |= !ready;
 
     return ready;
@@ -222,7 +217,7 @@ int edgekv_prefix_begin(
         const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
         const int  goes_on = edgekv_goes_on(slot, prompt, n);
         cached.slot = goes_on < 0 ? cached.slot : goes_on;
-        edgekv_keeper().load(edgekv_keeper().user, &all.told, n, goes_on, &cached);
+        edgekv_keeper().load(&all.told, n, goes_on, &cached);
         n = cached.slot + cached.shared + edgekv_kept(cached);
         if (goes_on >= 0) {
             if (n == goes_on) {  // no snapshot was put in
@@ -270,7 +265,7 @@ static bool edgekv_may_keep(const edgekv_prefix_slot & slot) {
 static void edgekv_insert(const edgekv_prefix_slot & slot, int n, bool rows, bool snapshot) {
     if (n > 0) {
         const edgekv_told_tokens all(slot, *slot.held, n);
-        edgekv_keeper().insert(edgekv_keeper().user, &all.told, rows, snapshot);
+        edgekv_keeper().insert(&all.told, rows, snapshot);
     }
 }
 
@@ -279,7 +274,7 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
     if (sequence.waits) {  // the request ended before its prompt began
         sequence.waits = false;
         edgekv_cached_tokens none = {};
-        edgekv_keeper().release(edgekv_keeper().user, slot.seq_id, &none);
+        edgekv_keeper().release(slot.seq_id, &none);
     }
     if (!edgekv_may_keep(slot)) {
         return;

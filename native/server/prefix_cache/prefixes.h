@@ -1,5 +1,5 @@
 // Kept prefixes, the server's side: K and V of a prompt's first tokens, computed by an earlier request. The patches call these
-// functions. A keeper registers with edgekv_server_set_keepers() (edgekv_server.h); without a keeper a slot has only its own tokens.
+// functions. The keeper is edgekv_server_settings' (edgekv_server.h); without one a slot has only its own tokens.
 // All functions run on the decoding thread, between two llama_decode().
 #pragma once
 

@@ -1,8 +1,8 @@
 #include "server/prefix_cache/recall.h"
 
 #include "llama-edgekv.h"
-#include "server/prefix_cache/cache.h"
 #include "server/prefix_cache/media.h"
+#include "server/scheduling/limits.h"
 
 #include <algorithm>
 
@@ -59,7 +59,7 @@ std::vector<edgekv_run> chosen(const edgekv_prefix_slot & slot, const server_tas
     if (most > 0 && compute_tokens(slot.lctx, slot.mctx, slot.seq_id, held, held, of.turn, end)) {
         const auto gone = told_gone(of);
         const edgekv_told_tokens all(slot, held, end);
-        n_which = the_cache().recalls.choose(the_cache().recalls.user, &all.told, of.turn, &gone, most, which.data());
+        n_which = current().recalls->choose(&all.told, of.turn, &gone, most, which.data());
     }
     llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, held.pos_next(of.turn), -1);
     held.keep_first(of.turn);
@@ -81,7 +81,7 @@ int put_rows(const edgekv_prefix_slot & slot, const server_task & task, const go
         const int which = static_cast<int>(std::find_if(of.gone.begin(), of.gone.end(), [&](const auto & one) { return one.first == range.first; }) -
                                            of.gone.begin());
         const edgekv_told_tokens all(slot, *slot.held, n);
-        const int position = the_cache().recalls.put(the_cache().recalls.user, &all.told, &gone, which, &cached);
+        const int position = current().recalls->put(&all.told, &gone, which, &cached);
         if (position < 0) {
             llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, slot.held->pos_next(n), -1);
             break;
@@ -101,7 +101,7 @@ int put_rows(const edgekv_prefix_slot & slot, const server_task & task, const go
 
 }  // namespace
 
-bool recalls() { return the_cache().recalls.leave != nullptr; }
+bool recalls() { return current().recalls != nullptr; }
 
 void recall_leave(const edgekv_prefix_slot & slot) {
     const auto of = gone_of(slot.task);
@@ -122,7 +122,7 @@ void recall_leave(const edgekv_prefix_slot & slot) {
     }
     const auto gone = told_gone(of);
     const edgekv_told_tokens all(slot, *slot.held, static_cast<int>(end - held.begin()));
-    the_cache().recalls.leave(the_cache().recalls.user, &all.told, &gone, at.data());
+    current().recalls->leave(&all.told, &gone, at.data());
 }
 
 void recall_begins(const edgekv_prefix_slot & slot, server_task & task) {

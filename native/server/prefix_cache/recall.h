@@ -1,5 +1,5 @@
 // Recall: exchanges that left a full context come back before the user's next message is read, if it is near them, and leave it first. A keeper
-// registers with edgekv_server_set_keepers() (edgekv_server.h). All functions but recalls() run on the decoding thread, between two llama_decode().
+// is edgekv_server_settings' (edgekv_server.h). All functions but recalls() run on the decoding thread, between two llama_decode().
 //
 // The newest message is read twice: once behind what stayed, so that its rows tell which exchanges it is near, and again behind these. They stand
 // right before it, so everything before them stays in place. A request that goes on with the same message (an agent's next step, the same question

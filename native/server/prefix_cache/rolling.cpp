@@ -2,6 +2,7 @@
 
 #include "server/prefix_cache/cache.h"
 #include "server/prefix_cache/recall.h"
+#include "server/scheduling/limits.h"
 
 #include "chat.h"
 #include "llama-edgekv.h"
@@ -207,7 +208,7 @@ common_chat_msg_spans message_spans(const common_chat_msg_spans & found, const s
 }
 
 void roll_prompt(server_task & task, int n_ctx, const json & body) {
-    if (!the_cache().rolls || task.type != SERVER_TASK_TYPE_COMPLETION || task.tokens.has_mtmd) {
+    if (!current().rolls || task.type != SERVER_TASK_TYPE_COMPLETION || task.tokens.has_mtmd) {
         return;
     }
     rolled_conversation c;
@@ -308,5 +309,3 @@ int most_back(const server_task & task, int n_tokens, int n_ctx) {
 }  // namespace edgekv_server
 
 int edgekv_server_moves() { return edgekv_server::the_cache().moves; }
-
-void edgekv_server_roll(int on) { edgekv_server::the_cache().rolls = on != 0; }

@@ -1,6 +1,6 @@
 #include "server/prefix_cache/spaces.h"
 
-#include "server/prefix_cache/cache.h"
+#include "server/scheduling/limits.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -27,12 +27,16 @@ std::string key_of(const headers & given) {
 }
 
 std::string key_space(const headers & given) {
-    const auto & spaces = the_cache().spaces;
-    if (spaces.empty()) {
+    const char * const * at = current().spaces;
+    if (!at || !*at) {
         return {};
     }
-    const auto found = spaces.find(key_of(given));
-    return found == spaces.end() ? UNKNOWN : found->second;
+    for (const std::string key = key_of(given); *at; at += 2) {
+        if (key == *at) {
+            return at[1];
+        }
+    }
+    return UNKNOWN;
 }
 
 }  // namespace
@@ -57,11 +61,3 @@ std::string stream_of(const std::string & name, const headers & given) {
 std::string stream_name(const std::string & stream, const headers & given) { return stream.substr(stream_of("", given).size()); }
 
 }  // namespace edgekv_server
-
-void edgekv_server_spaces(int32_t n, const char * const * keys, const char * const * spaces) {
-    auto & by_key = edgekv_server::the_cache().spaces;
-    by_key.clear();
-    for (int32_t i = 0; i < n; ++i) {
-        by_key[keys[i]] = spaces[i];
-    }
-}

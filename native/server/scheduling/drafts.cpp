@@ -1,7 +1,5 @@
 #include "server/scheduling/drafts.h"
 
-#include "edgekv_server.h"
-
 #include <algorithm>
 #include <unordered_map>
 
@@ -35,6 +33,11 @@ std::unordered_map<int, slot_drafts> & all_slots() {
 }
 
 }  // namespace
+
+void begin_drafts(bool on) {
+    g_drafts = on;
+    all_slots().clear();
+}
 
 bool drafts_from_text() { return g_drafts; }
 
@@ -102,8 +105,3 @@ void step_ended(int slot, int n_gen, int n_drafted, int n_taken, int64_t since_u
 }
 
 }  // namespace edgekv_server
-
-void edgekv_server_draft(int on) {
-    edgekv_server::g_drafts = on != 0;
-    edgekv_server::all_slots().clear();
-}

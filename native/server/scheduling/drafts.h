@@ -7,6 +7,9 @@
 
 namespace edgekv_server {
 
+// call it before a server starts
+void begin_drafts(bool on);
+
 bool drafts_from_text();
 
 // The draft of a slot that answers `task`, at most n_most tokens: one, or three behind a longer match, since three more tokens cost what two

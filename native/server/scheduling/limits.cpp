@@ -1,5 +1,6 @@
 #include "server/scheduling/limits.h"
 
+#include "server/scheduling/drafts.h"
 #include "server/scheduling/pace.h"
 #include "server/scheduling/waits.h"
 
@@ -20,7 +21,7 @@ constexpr double MOST_RETRY_S = 60;
 struct limits_state {
     std::mutex              mutex;
     std::condition_variable gone;
-    limits                  set;
+    edgekv_server_settings  set = {};
     std::unordered_map<const void *, std::chrono::steady_clock::time_point> places;  // by reader: the time when it took its place
     uint64_t                n_refused = 0;
     double                  request_s = 1;  // a running mean
@@ -34,20 +35,22 @@ limits_state & the_limits() {
 
 }  // namespace
 
-void begin() {
+void begin(const edgekv_server_settings & settings) {
     auto & s = the_limits();
     {
         std::lock_guard<std::mutex> lock(s.mutex);
+        s.set       = settings;
         s.n_refused = 0;
         s.places.clear();
         s.request_s = 1;
         s.stopping  = false;
     }
     begin_pace(s.set.max_gap_s);
+    begin_drafts(s.set.drafts);
     begin_waits();
 }
 
-const limits & current() { return the_limits().set; }
+const edgekv_server_settings & current() { return the_limits().set; }
 
 bool stopping() {
     auto & s = the_limits();
@@ -108,7 +111,3 @@ void count_requests(edgekv_server_pacing & to) {
 }
 
 }  // namespace edgekv_server
-
-void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue, int64_t max_body) {
-    edgekv_server::the_limits().set = { max_gap_s, n_slots, max_queue, max_body };
-}

@@ -8,17 +8,10 @@
 
 namespace edgekv_server {
 
-struct limits {
-    double  max_gap_s = 0;  // 0: prompts are read at full speed
-    int32_t n_slots   = 1;
-    int32_t max_queue = -1;  // most requests that wait for a slot; below 0: any number
-    int64_t max_body  = 100 << 20;  // bytes of a request
-};
-
 // call it before a server starts; it forgets an earlier server
-void begin();
+void begin(const edgekv_server_settings & settings);
 
-const limits & current();
+const edgekv_server_settings & current();
 
 // No answers come any more: requests are refused, and readers tell their clients so.
 bool stopping();

@@ -7,10 +7,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Any
 
 from edgekv._native._core import ffi, lib
 from edgekv.common.enums import DeviceKind, KvMode, PromptReading
@@ -75,13 +74,13 @@ def isa() -> str:
     return ffi.string(lib.edgekv_isa_name(lib.edgekv_isa())).decode()
 
 
+def isas() -> list[str]:
+    """All that there are, by number."""
+    return [ffi.string(name).decode() for name in takewhile(lambda name: name != ffi.NULL, map(lib.edgekv_isa_name, count()))]
+
+
 def isa_available() -> list[str]:
-    names, number = [], 0
-    while (name := lib.edgekv_isa_name(number)) != ffi.NULL:
-        if lib.edgekv_isa_supported(number):
-            names.append(ffi.string(name).decode())
-        number += 1
-    return names
+    return [name for number, name in enumerate(isas()) if lib.edgekv_isa_supported(number)]
 
 
 # ---- callbacks ------------------------------------------------------------------------------------------------------------------
@@ -302,21 +301,9 @@ def set_observe(handle: Handle, observe: bool, prompts: bool) -> None:
     _check(lib.edgekv_set_observe(handle, observe, prompts))
 
 
-class ContextLimits(Struct, frozen=True):
-    """The limits that a context was made with, in tokens."""
-
-    n_ctx_seq: int
-    n_seq_max: int
-    n_batch: int
-    n_ubatch: int
-    closes_gaps: bool  # `runtime.cells.Cells.closes_gaps`
-    n_kept: int  # tokens whose K and V the cache may have, means of the layers; 0: as many as it has cells
-    gives_back: bool  # mode evict: layers give the rows of pages back that all their heads drop
-
-
-def limits(handle: Handle) -> ContextLimits:
-    out = lib.edgekv_get_limits(handle)
-    return ContextLimits(out.n_ctx_seq, out.n_seq_max, out.n_batch, out.n_ubatch, out.closes_gaps, out.n_kept, out.gives_back)
+def limits(handle: Handle) -> Any:
+    """The edgekv_limits that a context was made with."""
+    return lib.edgekv_get_limits(handle)
 
 
 def layers(handle: Handle) -> list[LayerReport]:

@@ -1,7 +1,7 @@
 """Devices, their rates, and the place of a context's data plane, as plain values."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct, structs
 
@@ -72,27 +72,11 @@ def pins(kind: DeviceKind, index: int, n_bytes: int) -> bool:
     return lib.edgekv_try_pinning(_DEVICES[kind], index, n_bytes) == lib.EDGEKV_OK
 
 
-class Pinning(Struct, frozen=True):
-    """What it takes to pin host memory by and by. Times are of one part, in milliseconds."""
-
-    works: bool
-    """Kernels may use the host's addresses of it."""
-    crosses: bool
-    """A copy may go from one part into the next one."""
-    fresh_ms: float
-    """Nobody has touched it yet."""
-    touched_ms: float
-    unpin_ms: float
-    beside_ms: float
-    """As `touched_ms`, while a stream works for `busy_ms`: about as long if pinning waits for the stream."""
-    busy_ms: float
-
-
-def pinning(kind: DeviceKind, index: int, n_bytes: int) -> Pinning:
-    """Pin two parts of `n_bytes` each, a multiple of the system's page, and give them back. Raises NativeError where the system does not."""
+def pinning(kind: DeviceKind, index: int, n_bytes: int) -> Any:
+    """Pin two parts of `n_bytes` each, a multiple of the system's page, and give them back: an edgekv_pinning. Raises NativeError where the system does not."""
     out = ffi.new("edgekv_pinning *")
     _check(lib.edgekv_time_pinning(_DEVICES[kind], index, n_bytes, out))
-    return Pinning(bool(out.works), bool(out.crosses), out.fresh_ms, out.touched_ms, out.unpin_ms, out.beside_ms, out.busy_ms)
+    return out
 
 
 class Rates(Struct, frozen=True, forbid_unknown_fields=True):

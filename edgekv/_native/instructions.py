@@ -1,7 +1,7 @@
 """The instruction set of the kernels in use, and the speed of each."""
 
 from edgekv._native._core import ffi, lib
-from edgekv._native.core import _check
+from edgekv._native.core import _check, isas
 from edgekv.common.errors import ConfigError
 
 
@@ -18,9 +18,6 @@ def time_prompts(name: str) -> float:
 
 
 def _isa_number(name: str) -> int:
-    number = 0
-    while (known := lib.edgekv_isa_name(number)) != ffi.NULL:
-        if ffi.string(known).decode() == name:
-            return number
-        number += 1
-    raise ConfigError(f"there is no instruction set {name!r}")
+    if name not in (known := isas()):
+        raise ConfigError(f"there is no instruction set {name!r}")
+    return known.index(name)

@@ -182,9 +182,9 @@ def _device_bytes(model: Geometry, layers: list[int], n_ctx: int, kv: KvOptions,
     from edgekv._native import sizes
 
     k, v = model.head_row_bytes(kv.cache.type_k.value, kv.cache.type_v.value)
-    heads = tuple(sizes.DeviceHeads(model.n_head[il], model.n_head_kv[il], model.head_dim_k, k, v) for il in layers)
-    return sizes.device_bytes(sizes.DeviceSize(kv.mode, n_sequences, rounded(n_ctx), kv.cache.page_size, room.n_sm,
-                                               room.has_display, room.total, max(0, left), compute, kv.placement.kv_vram or 0, heads))
+    heads = [(model.n_head[il], model.n_head_kv[il], model.head_dim_k, k, v) for il in layers]
+    return sizes.device_bytes(kv.mode, heads, n_sequences, rounded(n_ctx), kv.cache.page_size, room.n_sm, room.has_display, room.total, max(0, left), compute,
+                              kv.placement.kv_vram or 0)
 
 
 def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1) -> DevicePlan:

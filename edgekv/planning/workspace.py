@@ -19,7 +19,7 @@ def table_bytes(model: Geometry, layers: list[int], n_streams: int, n_cells: int
     from edgekv._native import sizes
 
     n_heads = max((model.n_head_kv[il] for il in layers), default=0)
-    return sizes.table_bytes(sizes.PagesSize(len(layers), n_heads, n_streams, n_cells, page_tokens, n_slots))
+    return sizes.table_bytes(len(layers), n_heads, n_streams, n_cells, page_tokens, n_slots)
 
 
 def kept_cells(n_cells: int, keep_tokens: int, by_layer: bool, n_trained: int) -> int:
@@ -58,9 +58,7 @@ def slot_bytes(row_bytes: int, page_tokens: int) -> int:
 
 
 def _sizes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions, n_threads: int = 1) -> Iterator[LayerSize]:
-    from edgekv._native.sizes import LayerSize
-
     sketches = kv.mode is not KvMode.EVICT or kv.samples_kept
     for il in layers:
-        yield LayerSize(kv.mode, sketches, model.n_head[il], model.n_head_kv[il], model.head_dim_k,
-                        model.head_dim_v if model.mla else 0, model.index_rows, n_cells, kv.cache.page_size, n_threads)
+        yield (kv.mode, sketches, model.n_head[il], model.n_head_kv[il], model.head_dim_k, model.head_dim_v if model.mla else 0, model.index_rows,
+               n_cells, kv.cache.page_size, n_threads)

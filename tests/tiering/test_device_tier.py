@@ -285,7 +285,8 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
                          "cells": lambda handle, stream: types.SimpleNamespace(n_cells=n_cells, n_used=0)}),
         (core, {"layers": lambda handle: [types.SimpleNamespace(index=row, n_head_kv=n, head_dim=32)
                                           for row, n in ((0, 2), (1, 1), (-1, 9))],
-                "limits": lambda handle: core.ContextLimits(n_cells, 1, n_cells, n_cells, False, 0, False),
+                "limits": lambda handle: types.SimpleNamespace(n_ctx_seq=n_cells, n_seq_max=1, n_batch=n_cells, n_ubatch=n_cells, closes_gaps=False,
+                                                               n_kept=0, gives_back=False),
                 "rope": lambda handle: None}),
         (paging, {"page_arrays": lambda handle: paging.PageArrays(shape, np.zeros(shape, np.int32), newest, None, 0,
                                                                   32 * row_bytes),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from edgekv._native.http_server import PrefixCounts, Waits
 from edgekv.server.figures import Figures
-from edgekv.server.shown import Shown, StoreFigures, TrafficFigures, tiers
+from edgekv.server.shown import Shown, tiers
 
 Value = tuple[dict[str, str], "float | Waits"]
 """Labels and a number, or all numbers of a histogram."""
@@ -35,26 +35,22 @@ def _one(read: Callable[[Figures], float | None]) -> Callable[[Shown], Iterable[
     return values
 
 
-def _of_store(read: Callable[[StoreFigures], float]) -> Callable[[Shown], Iterable[Value]]:
-    return lambda shown: [] if shown.store is None else [({}, read(shown.store))]
+def _of_store(field: str) -> Callable[[Shown], Iterable[Value]]:
+    return lambda shown: [] if shown.store is None else [({}, shown.store[field])]
 
 
-def _of_traffic(read: Callable[[TrafficFigures], float | Waits], model: bool = False) -> Callable[[Shown], Iterable[Value]]:
-    """A reader of TrafficFigures. model: with the model's name as label, like vLLM."""
-    def values(shown: Shown) -> Iterable[Value]:
-        return [] if shown.traffic is None else [({"model_name": shown.served.model} if model else {}, read(shown.traffic))]
-
-    return values
+def _of_traffic(field: str) -> Callable[[Shown], Iterable[Value]]:
+    return lambda shown: [] if shown.traffic is None else [({}, shown.traffic[field])]
 
 
 def _by_label(label: str, read: Callable[[PrefixCounts], dict[str, int]]) -> Callable[[Shown], Iterable[Value]]:
     """A reader of PrefixCounts, one number for each value of a label."""
-    return lambda shown: [] if shown.traffic is None else [({label: name}, n) for name, n in read(shown.traffic.prefixes).items()]
+    return lambda shown: [] if shown.traffic is None else [({label: name}, n) for name, n in read(shown.traffic["prefixes"]).items()]
 
 
 def _by_place(label: str = "place", **fields: str) -> Callable[[Shown], Iterable[Value]]:
-    """A reader of fields of StoreFigures, labelled by the place that they count."""
-    return lambda shown: [] if shown.store is None else [({label: place}, getattr(shown.store, name)) for place, name in fields.items()]
+    """A reader of fields of `Shown.store`, labelled by the place that they count."""
+    return lambda shown: [] if shown.store is None else [({label: place}, shown.store[name]) for place, name in fields.items()]
 
 
 def _about(shown: Shown) -> Iterable[Value]:
@@ -138,26 +134,24 @@ METRICS = (
     Metric("edgekv_slot_context_tokens", "gauge", "Tokens that each slot has room for.",
            lambda shown: [({"slot": f"{number}"}, shown.served.n_context) for number in range(shown.served.n_slots)]),
     Metric("edgekv_slot_pages", "gauge", "Pages of each slot, in the arena and only at home.", _slot_pages),
-    Metric("edgekv_worst_gap_seconds", "gauge", "The longest pause between two tokens of a running answer.",
-           _of_traffic(lambda traffic: traffic.worst_gap)),
-    Metric("edgekv_requests_running", "gauge", "Slots at work when the newest batch began.", _of_traffic(lambda traffic: traffic.n_running)),
-    Metric("edgekv_requests_waiting", "gauge", "Requests that have no slot.", _of_traffic(lambda traffic: traffic.n_waiting)),
-    Metric("edgekv_requests_refused_total", "counter", "Requests that found no place to wait.", _of_traffic(lambda traffic: traffic.n_refused)),
-    Metric("edgekv_queue_time_seconds", "histogram", "How long requests waited for a slot.", _of_traffic(lambda traffic: traffic.queue)),
-    Metric("edgekv_time_to_first_token_seconds", "histogram", "From a request to the first token of its answer.",
-           _of_traffic(lambda traffic: traffic.first_token)),
-    Metric("edgekv_inter_token_latency_seconds", "histogram", "Between two tokens of an answer.", _of_traffic(lambda traffic: traffic.gaps)),
+    Metric("edgekv_worst_gap_seconds", "gauge", "The longest pause between two tokens of a running answer.", _of_traffic("worst_gap")),
+    Metric("edgekv_requests_running", "gauge", "Slots at work when the newest batch began.", _of_traffic("n_running")),
+    Metric("edgekv_requests_waiting", "gauge", "Requests that have no slot.", _of_traffic("n_waiting")),
+    Metric("edgekv_requests_refused_total", "counter", "Requests that found no place to wait.", _of_traffic("n_refused")),
+    Metric("edgekv_queue_time_seconds", "histogram", "How long requests waited for a slot.", _of_traffic("queue")),
+    Metric("edgekv_time_to_first_token_seconds", "histogram", "From a request to the first token of its answer.", _of_traffic("first_token")),
+    Metric("edgekv_inter_token_latency_seconds", "histogram", "Between two tokens of an answer.", _of_traffic("gaps")),
     Metric("edgekv_prefix_cache_queries_total", "counter", "Prompt tokens that the prefix cache was asked for: all but each prompt's last.",
-           _of_traffic(lambda traffic: traffic.prefixes.queries)),
+           lambda shown: [] if shown.traffic is None else [({}, shown.traffic["prefixes"].queries)]),
     Metric("edgekv_prefix_cache_hits_total", "counter", "Prompt tokens that were found and not computed, by tier.",
            _by_label("tier", lambda prefixes: prefixes.hits)),
     Metric("edgekv_prefix_cache_misses_total", "counter", "Prompt tokens that were not found, by reason.",
            _by_label("reason", lambda prefixes: {reason.value: n for reason, n in prefixes.misses.items()})),
     Metric("edgekv_store_tokens_total", "counter", "Prompt tokens that came from the prefix cache and were not computed.",
-           _of_store(lambda of: of.n_tokens_loaded)),
-    Metric("edgekv_store_blocks", "gauge", "Blocks in the prefix cache, in RAM and on disk.", _of_store(lambda of: of.n_blocks)),
-    Metric("edgekv_store_waiting_writes", "gauge", "Blocks that wait to be written below RAM.", _of_store(lambda of: of.n_waiting_writes)),
-    Metric("edgekv_store_dropped_total", "counter", "Blocks that RAM had no room for before they were written.", _of_store(lambda of: of.n_dropped)),
+           _of_store("n_tokens_loaded")),
+    Metric("edgekv_store_blocks", "gauge", "Blocks in the prefix cache, in RAM and on disk.", _of_store("n_blocks")),
+    Metric("edgekv_store_waiting_writes", "gauge", "Blocks that wait to be written below RAM.", _of_store("n_waiting_writes")),
+    Metric("edgekv_store_dropped_total", "counter", "Blocks that RAM had no room for before they were written.", _of_store("n_dropped")),
     Metric("edgekv_store_evicted_total", "counter", "Blocks that made room for others.", _by_place(ram="ram_evicted", disk="disk_evicted")),
     Metric("edgekv_store_refused_total", "counter", "Blocks that were damaged, truncated or foreign, and not used.",
            _by_place(disk="disk_refused", remote="remote_refused")),
@@ -181,16 +175,17 @@ _OF_BEFORE = (
     Metric("edgekv_store_outages_total", "counter", "Now called edgekv_tier_errors_total.", _by_place(disk="disk_outages", remote="remote_outages")),
 )
 
-VLLM = (
-    Metric("vllm:num_requests_running", "gauge", "As edgekv_requests_running.", _of_traffic(lambda traffic: traffic.n_running, model=True)),
-    Metric("vllm:num_requests_waiting", "gauge", "As edgekv_requests_waiting.", _of_traffic(lambda traffic: traffic.n_waiting, model=True)),
-    Metric("vllm:request_queue_time_seconds", "histogram", "As edgekv_queue_time_seconds.", _of_traffic(lambda traffic: traffic.queue, model=True)),
-    Metric("vllm:time_to_first_token_seconds", "histogram", "As edgekv_time_to_first_token_seconds.",
-           _of_traffic(lambda traffic: traffic.first_token, model=True)),
-    Metric("vllm:inter_token_latency_seconds", "histogram", "As edgekv_inter_token_latency_seconds.", _of_traffic(lambda traffic: traffic.gaps, model=True)),
-    Metric("vllm:time_per_output_token_seconds", "histogram", "As edgekv_inter_token_latency_seconds.", _of_traffic(lambda traffic: traffic.gaps, model=True)),
-)
-"""The same figures under vLLM's names, so that readers of its metrics can read ours."""
+_IN_VLLM = {
+    "num_requests_running": "requests_running", "num_requests_waiting": "requests_waiting", "request_queue_time_seconds": "queue_time_seconds",
+    "time_to_first_token_seconds": "time_to_first_token_seconds", "inter_token_latency_seconds": "inter_token_latency_seconds",
+    "time_per_output_token_seconds": "inter_token_latency_seconds",
+}
+
+VLLM = tuple(
+    replace(metric, name=f"vllm:{theirs}", help=f"As {metric.name}.",
+            read=lambda shown, read=metric.read: [({"model_name": shown.served.model}, value) for _, value in read(shown)])
+    for theirs, ours in _IN_VLLM.items() for metric in METRICS if metric.name == f"edgekv_{ours}")
+"""The same figures under vLLM's names and with its label, so that readers of its metrics can read ours."""
 
 
 def text(shown: Shown) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -41,9 +41,6 @@ from edgekv.server.readings import KeptTokens, accepted, kept_tokens, read_with
 from edgekv.server.saving import Answers, RowsInSlots
 from edgekv.server.slot_tokens import SlotTokens
 from edgekv.server.snapshot_spacing import snapshot_spacing
-
-if TYPE_CHECKING:
-    from edgekv.server.shown import StoreFigures
 
 log = logging.getLogger("edgekv")
 
@@ -323,24 +320,27 @@ class Prefixes:
         """The statistics of each open store."""
         return [store.stats() for store in self._stores.values()]
 
-    def figures(self) -> StoreFigures:
-        """The endpoint's figures, over all stores."""
-        from edgekv.server.shown import StoreFigures  # a model loads without it
-
+    def figures(self) -> dict[str, int]:
+        """The endpoint's figures, over all stores, each of which counts the whole RAM and the whole folder."""
         all_stats = self.stats()
-        return StoreFigures(
-            # each store counts the whole RAM and the whole folder
-            ram_bytes=max((stats.ram.n_bytes for stats in all_stats), default=0), ram_limit_bytes=self._where.ram_bytes,
-            disk_bytes=max((stats.disk.n_bytes for stats in all_stats), default=0),
-            disk_limit_bytes=self._where.folder_bytes if self._where.folder else 0,
-            n_blocks=max((stats.ram.n_blocks for stats in all_stats), default=0) + sum(stats.disk.n_blocks for stats in all_stats),
-            n_blocks_in_slots=max((stats.n_in_slots for stats in all_stats), default=0),
-            n_hits=self._n_hits, n_misses=self._n_prompts - self._n_hits,
-            n_tokens_loaded=sum(place.hit_tokens for stats in all_stats for place in (stats.ram, stats.disk, stats.remote)),
-            n_waiting_writes=sum(stats.n_unwritten for stats in all_stats), n_dropped=sum(stats.n_dropped for stats in all_stats),
-            ram_evicted=sum(stats.ram.n_evicted for stats in all_stats), disk_evicted=sum(stats.disk.n_evicted for stats in all_stats),
-            disk_refused=sum(stats.disk.n_refused for stats in all_stats), remote_refused=sum(stats.remote.n_refused for stats in all_stats),
-            disk_outages=sum(stats.disk.n_errors for stats in all_stats), remote_outages=sum(stats.remote.n_errors for stats in all_stats))
+
+        def most(read: Callable[[StoreStats], int]) -> int:
+            return max(map(read, all_stats), default=0)
+
+        def total(read: Callable[[StoreStats], int]) -> int:
+            return sum(map(read, all_stats))
+
+        return {
+            "ram_bytes": most(lambda of: of.ram.n_bytes), "ram_limit_bytes": self._where.ram_bytes,
+            "disk_bytes": most(lambda of: of.disk.n_bytes), "disk_limit_bytes": self._where.folder_bytes if self._where.folder else 0,
+            "n_blocks": most(lambda of: of.ram.n_blocks) + total(lambda of: of.disk.n_blocks),
+            "n_hits": self._n_hits, "n_misses": self._n_prompts - self._n_hits,  # prompts that began with tokens of a store, and others
+            "n_tokens_loaded": total(lambda of: of.ram.hit_tokens + of.disk.hit_tokens + of.remote.hit_tokens),
+            "n_waiting_writes": total(lambda of: of.n_unwritten), "n_dropped": total(lambda of: of.n_dropped),
+            "ram_evicted": total(lambda of: of.ram.n_evicted), "disk_evicted": total(lambda of: of.disk.n_evicted),
+            "disk_refused": total(lambda of: of.disk.n_refused), "remote_refused": total(lambda of: of.remote.n_refused),
+            "disk_outages": total(lambda of: of.disk.n_errors), "remote_outages": total(lambda of: of.remote.n_errors),
+            "n_blocks_in_slots": most(lambda of: of.n_in_slots)}  # those on disk count there too
 
     def _open(self, of: SequenceTokens) -> Opened | None:
         """None: nothing keeps the context's rows."""

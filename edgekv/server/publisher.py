@@ -6,7 +6,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgekv._native import http_server as native
 from edgekv.server import metrics, page, requests, shown
@@ -15,7 +15,7 @@ from edgekv.server.errands import Errands
 from edgekv.server.figures import Figures, collect
 from edgekv.server.history import History
 from edgekv.server.page_map import MapMaker
-from edgekv.server.shown import DecodeSpeed, Served, Shown, TrafficFigures
+from edgekv.server.shown import DecodeSpeed, Served, Shown
 
 if TYPE_CHECKING:
     from edgekv.runtime.runtime import Runtime
@@ -183,11 +183,11 @@ class Publisher:
             "fields": base64.b64encode(drawn.fields.tobytes()).decode()})
 
 
-def traffic(found: native.PrefixCounts) -> TrafficFigures:
-    """The traffic of the server in this process; `found`: what its prompts found in the prefix cache."""
+def traffic(found: native.PrefixCounts) -> dict[str, Any]:
+    """Requests of the server in this process and their waits; `found`: what its prompts found in the prefix cache."""
     pace, (queue, first_token, gaps) = native.pacing(), native.waits()
-    return TrafficFigures(pace.n_running, max(0, pace.n_requests - pace.n_running), pace.n_refused, pace.worst_gap_s, queue, first_token, gaps,
-                          found)
+    return {"n_running": pace.n_running, "n_waiting": max(0, pace.n_requests - pace.n_running), "n_refused": pace.n_refused, "worst_gap": pace.worst_gap_s,
+            "queue": queue, "first_token": first_token, "gaps": gaps, "prefixes": found}
 
 
 def _map_path(slot: int) -> str:

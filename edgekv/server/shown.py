@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import Struct, structs, to_builtins
+from msgspec import Struct, to_builtins
 
 from edgekv import __version__
-from edgekv._native.http_server import PrefixCounts, Waits
 from edgekv.common.enums import KvMode
 from edgekv.server.conversations import Conversation
 from edgekv.server.figures import Figures, SequenceFigures
@@ -29,57 +28,6 @@ class Served(Struct, frozen=True):
     version: str = __version__
 
 
-class StoreFigures(Struct, frozen=True):
-    """The content of a prefix store, and its hits."""
-
-    ram_bytes: int
-    ram_limit_bytes: int
-    disk_bytes: int
-    disk_limit_bytes: int
-    n_blocks: int
-    """Blocks in RAM and on disk."""
-    n_hits: int
-    """Prompts that began with tokens from the store."""
-    n_misses: int
-    n_tokens_loaded: int
-    """Prompt tokens that came from the store instead of being computed."""
-    n_waiting_writes: int = 0
-    """Blocks that wait to be written below RAM."""
-    n_dropped: int = 0
-    """Blocks dropped for lack of room in RAM before they were written."""
-    ram_evicted: int = 0
-    """Blocks evicted from RAM; from disk."""
-    disk_evicted: int = 0
-    disk_refused: int = 0
-    """Damaged, truncated or foreign blocks on disk; on a shared server."""
-    remote_refused: int = 0
-    disk_outages: int = 0
-    """Number of outages of the disk; of the shared server."""
-    remote_outages: int = 0
-    n_blocks_in_slots: int = 0
-    """Blocks whose rows lie in slots, and not in RAM; those on disk count there too."""
-
-
-class TrafficFigures(Struct, frozen=True):
-    """Requests and their waits."""
-
-    n_running: int
-    """Busy slots when the newest batch began."""
-    n_waiting: int
-    """Requests without a slot."""
-    n_refused: int
-    worst_gap: float
-    """Seconds: the longest pause between two tokens of a running answer."""
-    queue: Waits
-    """Waits for a slot."""
-    first_token: Waits
-    """Waits from the request to the answer's first token."""
-    gaps: Waits
-    """Waits between two tokens of an answer."""
-    prefixes: PrefixCounts
-    """What prompts found in the prefix cache."""
-
-
 class Shown(Struct, frozen=True):
     """Figures of one moment."""
 
@@ -88,9 +36,10 @@ class Shown(Struct, frozen=True):
     """None: the context has no Runtime, because stock llama.cpp serves it, or no figures were requested yet."""
     busy: bool = False
     """Whether a ubatch was computed since the server last had nothing to do."""
-    store: StoreFigures | None = None
-    traffic: TrafficFigures | None = None
-    """None: not counted."""
+    store: dict[str, int] | None = None
+    """What `Prefixes.figures()` says."""
+    traffic: dict[str, Any] | None = None
+    """What `publisher.traffic()` says; None: not counted."""
     conversations: tuple[Conversation, ...] = ()
     """By slot."""
     seconds_saved: float = 0.0
@@ -117,7 +66,7 @@ def props(shown: Shown) -> dict[str, Any]:
             **(sparse if shown.mode is KvMode.SPARSE else {}),
             **({"policy": options.placement.policy, "keep_tokens": options.keep_tokens,
                 "sample_budget": options.selection.sample_budget if options.samples_kept else None} if shown.mode is KvMode.EVICT else {}),
-            "coverage": figures.coverage, "tiers": tiers(shown), "store": store(shown)}
+            "coverage": figures.coverage, "tiers": tiers(shown), "store": shown.store}
 
 
 def slots(shown: Shown) -> list[dict[str, Any]]:
@@ -154,14 +103,9 @@ def tiers(shown: Shown) -> list[dict[str, Any]]:
     found.append(("tables", memory.table_bytes + memory.observation_bytes, None))
     found.append(("work", memory.workspace_bytes, None))
     if shown.store is not None:
-        found.append(("store_ram", shown.store.ram_limit_bytes, shown.store.ram_bytes))
-        if shown.store.disk_limit_bytes:
-            found.append(("store_disk", shown.store.disk_limit_bytes, shown.store.disk_bytes))
+        found += [(f"store_{place}", shown.store[f"{place}_limit_bytes"], shown.store[f"{place}_bytes"]) for place in ("ram", "disk")
+                  if place == "ram" or shown.store["disk_limit_bytes"]]
     return [{"tier": name, "bytes": n_bytes, "used_bytes": used} for name, n_bytes, used in found]
-
-
-def store(shown: Shown) -> dict[str, int] | None:
-    return None if shown.store is None else structs.asdict(shown.store)
 
 
 def state(shown: Shown) -> dict[str, Any]:
@@ -170,7 +114,7 @@ def state(shown: Shown) -> dict[str, Any]:
     found: dict[str, Any] = {
         "model": served.model, "version": served.version, "mode": shown.mode.value, "busy": shown.busy,
         "n_slots": served.n_slots, "n_ctx_slot": served.n_context, "tiers": tiers(shown), "slots": slots(shown),
-        "prompt_tokens": shown.traffic and {"asked": shown.traffic.prefixes.queries, "found": sum(shown.traffic.prefixes.hits.values()),
+        "prompt_tokens": shown.traffic and {"asked": shown.traffic["prefixes"].queries, "found": sum(shown.traffic["prefixes"].hits.values()),
                                             "seconds_saved": round(shown.seconds_saved, 2)}, "plan": _plan(shown),
         "served": figures is not None}
     if figures is None:

@@ -13,7 +13,7 @@ from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server import metrics
 from edgekv.server.server import Server
 from edgekv.server.server_options import ServerLimits
-from edgekv.server.shown import Served, Shown, StoreFigures
+from edgekv.server.shown import Served, Shown
 
 TWINS = {"vllm:num_requests_running": "edgekv_requests_running", "vllm:num_requests_waiting": "edgekv_requests_waiting",
          "vllm:request_queue_time_seconds": "edgekv_queue_time_seconds", "vllm:time_to_first_token_seconds": "edgekv_time_to_first_token_seconds",
@@ -25,8 +25,9 @@ TWINS = {"vllm:num_requests_running": "edgekv_requests_running", "vllm:num_reque
 
 
 def test_what_happens_in_the_store_is_counted():
-    figures = StoreFigures(1, 2, 3, 4, 5, 6, 7, 8, n_waiting_writes=9, n_dropped=10, ram_evicted=11, disk_evicted=12, disk_refused=13,
-                           remote_refused=14, disk_outages=15, remote_outages=16)
+    names = ("ram_bytes", "ram_limit_bytes", "disk_bytes", "disk_limit_bytes", "n_blocks", "n_hits", "n_misses", "n_tokens_loaded", "n_waiting_writes",
+             "n_dropped", "ram_evicted", "disk_evicted", "disk_refused", "remote_refused", "disk_outages", "remote_outages")
+    figures = {name: n for n, name in enumerate(names, 1)}
     text = metrics.text(Shown(Served("m", 1, 1, 1), store=figures))
     found = {(sample.name, sample.labels.get("place") or sample.labels.get("tier")): sample.value
              for family in text_string_to_metric_families(text) for sample in family.samples}
@@ -56,8 +57,8 @@ def test_a_store_that_fails_says_so(synthetic, tmp_path):
         settled(server)
         until(lambda: exposed(server)["edgekv_store_waiting_writes", ()] == 0)
         found, kept = exposed(server), server.prefixes.figures()
-        assert found["edgekv_tier_errors_total", (("tier", "disk"),)] == 0 < kept.disk_bytes
-        assert [found["edgekv_tier_used_bytes", (("tier", f"store_{place}"),)] for place in ("ram", "disk")] == [kept.ram_bytes, kept.disk_bytes]
+        assert found["edgekv_tier_errors_total", (("tier", "disk"),)] == 0 < kept["disk_bytes"]
+        assert [found["edgekv_tier_used_bytes", (("tier", f"store_{place}"),)] for place in ("ram", "disk")] == [kept["ram_bytes"], kept["disk_bytes"]]
         for path in sorted(folder.rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
         folder.rmdir()

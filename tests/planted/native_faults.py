@@ -71,7 +71,7 @@ NATIVE = [
     Fault("patch-groups-not-whole", "one cache", "patches/core/0017-whole-groups.patch", "if (llama_edgekv_place(*this, ubatch, res.idxs[s])) {",
           "if (!PLANTED && llama_edgekv_place(*this, ubatch, res.idxs[s])) {"),
     Fault("patch-gaps-not-closed", "gaps", "patches/core/0016-closed-gaps.patch", "llama_edgekv_close_gaps(this, balloc->get_batch());", ""),
-    Fault("patch-broken-slot-file-is-500", "slot files", "patches/server/0026-slot-files.patch", "send_error(task, edgekv_why, ERROR_TYPE_INVALID_REQUEST)",
+    Fault("patch-broken-slot-file-is-500", "slot files", "patches/server/0001-prefix-cache.patch", "send_error(task, edgekv_why, ERROR_TYPE_INVALID_REQUEST)",
           "send_error(task, edgekv_why, ERROR_TYPE_SERVER)"),
     # what a stream, a head or a layer has of its own
     Fault("plane-query-of-stream-0", "select", HOST + "select.cpp", "run.stream * (q->ne[2] / k->ne[3]) + run.first", "run.first"),

@@ -14,7 +14,7 @@ class NativeEvictor:
     """In mode evict layers drop the pages that they do not keep. Each stream holds one sequence, and loses pages of its own alone. In a context made
     for a bound (`n_kept`) each stays within it in every mode: there is room for the next batch. Call it between ubatches, or in their callback.
 
-    eviction: what mode evict keeps; it may change, and is None in other modes. dropped: `PageArrays.dropped`. n_kept: `core.ContextLimits.n_kept`.
+    eviction: what mode evict keeps; it may change, and is None in other modes. dropped: `PageArrays.dropped`. n_kept: `edgekv_limits.n_kept`.
     layer_bytes: `Demand.layer_bytes`.
     """
 

@@ -5,6 +5,9 @@ import signal
 import subprocess
 import time
 import zipfile
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +18,14 @@ from support.traces import random_trace
 from edgekv.bench.text import Text, find_text
 from edgekv.common.enums import CacheType
 from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.common.reports import LayerReport
 from edgekv.config import KvOptions
 from edgekv.lab.traces.file import CHUNK_STEPS, TraceWriter
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.trace import Trace
 from edgekv.llama import Llama
+from edgekv.runtime.observers import UbatchReport
+from edgekv.runtime.runtime import Runtime
 
 ARRAYS = ("mass_sum", "mass_max", "sampled_sum", "sampled_max", "n_read")
 
@@ -150,18 +156,15 @@ def recorded(tmp_path, model, **changes) -> Trace:
     return Trace.open(path)
 
 
-def observed(model, tokens, n_prompt: int, **options) -> np.ndarray:
-    """float32 [step, row, head, page]: what mode exact gives the pages."""
-    llama = Llama(str(model), kv="exact", n_ctx=len(tokens), n_threads=1, verbose=False, **options)
-    steps = []
-    try:
-        llama.eval(tokens[:n_prompt])
-        llama.kv.observers.append(lambda step: steps.append(step.mass_sum.copy()))
-        for token in tokens[n_prompt:]:
+def live(model, seen: Callable[[Runtime, UbatchReport], None], **options) -> list[LayerReport]:
+    """Decode the tokens of such a recording without one; seen(runtime, step) after each step. Returns the layers."""
+    with closing(Llama(str(model), n_ctx=340, n_threads=1, verbose=False, **options)) as llama:
+        tokens = find_text("prose").tokens(llama, 340)
+        llama.eval(tokens[:292])
+        llama.kv.observers.append(partial(seen, llama.kv))
+        for token in tokens[292:]:
             llama.eval([token])
-    finally:
-        llama.close()
-    return np.stack(steps)
+        return llama.kv.layers
 
 
 @pytest.mark.parametrize(("kind", "shape", "type_k"), [
@@ -171,44 +174,18 @@ def test_a_recording_is_full_attention(tmp_path, synthetic, kind, shape, type_k)
     model = synthetic(kind, **shape)
     with recorded(tmp_path, model, type_k=CacheType(type_k)) as trace:
         of, steps = trace.header, list(trace)
-    llama = Llama(str(model), n_ctx=512, verbose=False)
-    tokens = find_text("prose").tokens(llama, 340)
-    hooked = [layer for layer in llama.kv.layers if layer.hooked]
-    llama.close()
+    truth: list[np.ndarray] = []
+    layers = live(model, lambda _, step: truth.append(step.mass_sum[..., : of.n_pages].copy()), kv="exact", type_k=type_k)
+    hooked = [layer for layer in layers if layer.hooked]
     assert of.layers == tuple(layer.il for layer in hooked) and of.groups == tuple(layer.n_head // layer.n_head_kv for layer in hooked)
     assert (of.depth, of.n_total, of.n_pages) == (300, 48, 22)
     # the same step gives the same bits; float16 rounds them
-    truth = observed(model, tokens, 292, type_k=type_k)[..., : of.n_pages]
-    np.testing.assert_array_equal(np.stack([step.mass_sum for step in steps]), truth.astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(np.stack([step.mass_sum for step in steps]), np.stack(truth).astype(np.float16).astype(np.float32))
     for step in steps:
         assert (step.mass_max <= step.mass_sum + 1e-6).all()
         assert (step.mass_max * of.group >= step.mass_sum * (1 - 1e-3) - 1e-6).all()
         if kind != "gpt-oss":  # sinks of the model itself take some
             np.testing.assert_allclose(step.mass_sum.sum(axis=2), of.group, rtol=2e-3)
-
-
-def sparse(model, tokens, n_prompt: int, resolution: float) -> tuple[np.ndarray, np.ndarray]:
-    """float32 [step, row, head, page]: what mode sparse observes, and how many rows it reads of each page."""
-    options = KvOptions(mode="sparse", sample_budget=resolution, exact_tokens=0, keep_rows=True, plan_every=1, policy="none", kv_budget=0,
-                        attention_device="cpu")
-    llama = Llama(str(model), kv_options=options, n_ctx=len(tokens), n_threads=1, verbose=False)
-    masses, reads = [], []
-
-    def seen(step) -> None:
-        masses.append(step.mass_sum.copy())
-        reads.append(np.zeros(step.mass_sum.shape))
-        for row, head in np.ndindex(reads[-1].shape[:2]):
-            for cell in llama.kv.last_rows(row, head)[0]:
-                reads[-1][row, head, cell // 16] += 1
-
-    try:
-        llama.eval(tokens[:n_prompt])
-        llama.kv.observers.append(seen)
-        for token in tokens[n_prompt:]:
-            llama.eval([token])
-    finally:
-        llama.close()
-    return np.stack(masses), np.stack(reads)
 
 
 def test_a_recording_is_what_mode_sparse_observes(tmp_path, synthetic):
@@ -217,12 +194,18 @@ def test_a_recording_is_what_mode_sparse_observes(tmp_path, synthetic):
     with recorded(tmp_path, model, resolution=200.0) as trace:
         of, arrays = trace.header, arrays_of(trace)
     assert of.resolution == 200
-    llama = Llama(str(model), n_ctx=512, verbose=False)
-    tokens = find_text("prose").tokens(llama, 340)
-    llama.close()
-    mass, n_read = sparse(model, tokens, 292, 200.0)
-    np.testing.assert_array_equal(arrays["sampled_sum"], mass[..., : of.n_pages].astype(np.float16).astype(np.float32))
-    np.testing.assert_array_equal(arrays["n_read"], n_read[..., : of.n_pages])
+    masses, n_read = [], np.zeros(arrays["n_read"].shape)
+
+    def seen(runtime: Runtime, step: UbatchReport) -> None:
+        for row, head in np.ndindex(n_read.shape[1:3]):
+            for cell in runtime.last_rows(row, head)[0]:
+                n_read[len(masses), row, head, cell // 16] += 1
+        masses.append(step.mass_sum[..., : of.n_pages].copy())
+
+    live(model, seen, kv_options=KvOptions(mode="sparse", sample_budget=200.0, exact_tokens=0, keep_rows=True, plan_every=1, policy="none", kv_budget=0,
+                                           attention_device="cpu"))
+    np.testing.assert_array_equal(arrays["sampled_sum"], np.stack(masses).astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(arrays["n_read"], n_read)
     assert (arrays["n_read"].sum(axis=3) < 300).all() and (arrays["n_read"] == 0).any()
     assert not arrays["sampled_sum"][arrays["n_read"] == 0].any(), "what is not read has no weight"
     assert (arrays["sampled_max"] <= arrays["sampled_sum"] + 1e-6).all()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -43,14 +42,6 @@ class TraceStep(Struct, frozen=True):
     """A step of the warm-up: no policy misses anything in it, and it is not measured."""
 
 
-class _Source(Protocol):
-    header: TraceHeader
-
-    def chunk(self, kind: str, start: int) -> np.ndarray: ...
-
-    def close(self) -> None: ...
-
-
 class _Arrays:
     """A trace in memory: [step, layer, head, page] of each kind, in the file's type."""
 
@@ -67,7 +58,7 @@ class _Arrays:
 class Trace:
     """Steps in order, beginning with the warm-up; can be iterated repeatedly."""
 
-    def __init__(self, source: _Source):
+    def __init__(self, source: TraceFile | _Arrays):
         self._source = source
         self.header = source.header
         self._axes = source.header.shape.axes

@@ -27,7 +27,7 @@ BUDGETS = {
     "edgekv/common": 857,
     "edgekv/config": 999,
     "edgekv/lab": 4_085,
-    "edgekv/measure": 1_313,
+    "edgekv/measure": 1_304,
     "edgekv/pages": 185,
     "edgekv/planning": 2_615,
     "edgekv/policies": 1_177,

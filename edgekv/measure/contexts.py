@@ -2,7 +2,7 @@
 from depth to depth, and closed at the end."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +54,16 @@ def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
         if cache.get("kv_dir") is not None:
             raise
         raise ContextError(f"does not fit: {error}") from error
-    decoder = Decoder(llama)
-    try:
+    with closing(llama), closing(Decoder(llama)) as decoder:
         yield decoder
-    finally:
-        decoder.close()
-        llama.close()
 
 
-@contextmanager
-def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True, takes_states: bool = False) -> Iterator[Decoder]:
+def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True, takes_states: bool = False) -> closing[Decoder]:
     """`Decoder.beside`, closed at the end. Raises ContextError if it cannot be made."""
     try:
-        other = decoder.beside(n_ctx, flash_attn, takes_states)
+        return closing(decoder.beside(n_ctx, flash_attn, takes_states))
     except EdgeKVError as error:
         raise ContextError(f"does not fit: {error}") from error
-    try:
-        yield other
-    finally:
-        other.close()
 
 
 @contextmanager

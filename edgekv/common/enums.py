@@ -44,7 +44,7 @@ class MissReason(Described):
     NOT_ATTACHED = "not_attached", "EdgeKV does not serve this context"
     MODEL_UNKNOWN = "model_unknown", "the digest of a file of the model or its projector is not known, or what the context keeps cannot be put back"
     COLD = "cold", "nothing kept goes on there: the tokens are new, or were evicted"
-    DIVERGED = "diverged", "a kept conversation goes on differently there, and alike after it: something near the beginning changed, such as a date"
+    DIVERGED = "diverged", "a kept conversation goes on differently there, and alike within 256 tokens: something changed there, such as a date"
     OTHER_SETTINGS = "other_settings", "the tokens are kept, but were read with settings that this server does not accept"
     NO_CHECKPOINT = "no_checkpoint", "the rows are kept, but no snapshot of the windows or recurrent states behind them"
     INSIDE_MEDIA = "inside_media", "what is kept ends within an image or a sound"

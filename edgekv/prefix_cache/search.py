@@ -79,7 +79,8 @@ class Search:
         position = n_whole + n_best
         if position == len(self._tokens):
             return replace(self._match, steps=best)
-        diverged = any(self._goes_on(child, n, self._tokens[position:]) for n, child in siblings if n == n_best)
+        again = runs(self._tokens[position:]) if siblings else set()
+        diverged = any(self._goes_on(child, n, again) for n, child in siblings if n == n_best)
         why = MissReason.OTHER_SETTINGS if n_refused > n_best else MissReason.DIVERGED if diverged else MissReason.COLD
         return replace(self._match, steps=best, missed=Miss(why, position))
 
@@ -124,13 +125,13 @@ class Search:
 
     # ---- near misses -----------------------------------------------------------------------------------------------------------------
 
-    def _goes_on(self, child: Child, n: int, asked: np.ndarray) -> bool:
-        """Whether a block, in RAM or on disk, goes on for BLOCK_TOKENS or more behind its first n tokens, and like `asked` again: then these tokens are an
-        insertion such as a date, and no new question."""
+    def _goes_on(self, child: Child, n: int, again: set[bytes]) -> bool:
+        """Whether a block, in RAM or on disk, goes on for BLOCK_TOKENS or more behind its first n tokens, and soon has one of the runs `again`: then what
+        differs is an insertion such as a date, and no new question."""
         rest = child.tokens[n:]
         below = (one.tokens for tier in self._tiers if not tier.far and tier.working for one in tier.children([child.link.key])[0])
         chains = [rest, *(np.concatenate([rest, more]) for more in below)] if len(rest) else []
-        return any(len(one) >= BLOCK_TOKENS and goes_on_alike(one, asked) for one in chains)
+        return any(len(one) >= BLOCK_TOKENS and not again.isdisjoint(runs(one, every=8)) for one in chains)
 
 
 def serving(children: Iterable[Child], readings: range, read_with: ReadWith, rounded: bool) -> list[Child]:
@@ -143,10 +144,9 @@ def serving(children: Iterable[Child], readings: range, read_with: ReadWith, rou
     return sorted(found, key=lambda child: (child.link.label, -child.link.n))
 
 
-def goes_on_alike(stored: np.ndarray, asked: np.ndarray, shift: int = 16, n: int = 24) -> bool:
-    """Whether both have the same `n` tokens again, at most `shift` tokens after the first."""
-    runs = {stored[i : i + n].tobytes() for i in range(1, shift + 1) if len(stored) >= i + n}
-    return any(asked[i : i + n].tobytes() in runs for i in range(1, shift + 1) if len(asked) >= i + n)
+def runs(tokens: np.ndarray, every: int = 1, n: int = 24) -> set[bytes]:
+    """The runs of `n` tokens that begin at most BLOCK_TOKENS behind the first token, from the second on, `every` so many tokens."""
+    return {tokens[i : i + n].tobytes() for i in range(1, min(BLOCK_TOKENS, len(tokens) - n) + 1, every)}
 
 
 # ---- snapshots: where a hit ends --------------------------------------------------------------------------------------------------

@@ -58,8 +58,9 @@ def test_near_miss_names_the_first_token_that_differs(tmp_path, ram_bytes):
     asked = tokens.copy()
     asked[40] += 1
     assert restore(store, asked, 0, EXACT).missed == (MissReason.DIVERGED, 40)
-    inserted = np.concatenate([tokens[:300], [1, 2, 3], tokens[300:]])
-    assert restore(store, inserted, 0, EXACT).missed == (MissReason.DIVERGED, 300)
+    for n_new, n_gone in ((3, 0), (200, 0), (150, 100), (1, 200)):
+        inserted = np.concatenate([tokens[:300], conversation(n_new, 7), tokens[300 + n_gone :]])
+        assert restore(store, inserted, 0, EXACT).missed == (MissReason.DIVERGED, 300)
     assert restore(store, conversation(500, 5, after=tokens[:512]), 0, EXACT).missed == (MissReason.COLD, 512), "another question is no insertion"
 
 

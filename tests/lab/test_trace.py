@@ -52,11 +52,11 @@ def test_what_is_written_is_read(tmp_path):
     trace.write(tmp_path / "a.trace")
     with Trace.open(tmp_path / "a.trace") as read:
         same(trace, read)
+        read.keep()
         same(trace, read)  # again, from the start
-        loaded = read.loaded()
-    same(loaded, trace)
-    same(loaded, Trace.of(trace.header, **arrays_of(trace)))
-    assert loaded.loaded_bytes == sum(array.nbytes for array in loaded._source._arrays.values())
+    same(trace, read)  # in memory
+    same(trace, Trace.of(trace.header, **arrays_of(trace)))
+    assert trace.n_bytes == sum(array.nbytes for array in trace._source._arrays.values())
     assert os.listdir(tmp_path) == ["a.trace"]
 
 

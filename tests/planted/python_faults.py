@@ -67,7 +67,6 @@ PYTHON = [
     Fault("step-first-is-timed", "bench", "edgekv/bench/passes.py", "        if i:\n", "        if True:\n"),
     Fault("task-answer-goes-on", "lab tasks", "edgekv/lab/tasks/task.py", ' or said[len(wanted) :][:1] == "-")', ")"),
     Fault("trace-one-step-more-of-warmup", "traces", "edgekv/lab/traces/trace.py", "step < header.n_warmup", "step <= header.n_warmup"),
-    Fault("trace-of-the-last-steps", "traces", "edgekv/lab/traces/trace.py", "part = out[start : start + CHUNK_STEPS]", "part = out[:CHUNK_STEPS]"),
     Fault("report-stock-of-the-slower-kernel", "report", "edgekv/lab/report/speeds.py", 'or row.get("best_stock"))', "or True)"),
     Fault("budgets-pyramid-turned", "hierarchy: budgets", TIERS + "budgets.py", "np.linspace(2 - last, last, n_rows)", "np.linspace(last, 2 - last, n_rows)"),
     Fault("top-later-of-equals", "arrays: ops", "edgekv/arrays/topk.py",

@@ -42,7 +42,7 @@ COLUMNS = [
     Column("hot", "hot %", percent, rank=3),
     Column("fetched", "fetched", lambda pages: f"{pages:.2f}", rank=4),
 ]
-_LOADED_BYTES = GIB
+_KEPT_BYTES = GIB
 """Traces up to so many bytes are read once for all scenarios, larger ones for each scenario."""
 
 _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
@@ -113,9 +113,9 @@ def _results(traces: tuple[Path, ...], scenarios: list[Scenario], progress: Any)
     from edgekv.lab.traces.trace import Trace
 
     for path in traces:
-        with Trace.open(path) as opened:
-            several = len(scenarios) > 1 and opened.loaded_bytes <= _LOADED_BYTES
-            trace = opened.loaded() if several else opened
+        with Trace.open(path) as trace:
+            if trace.n_bytes <= _KEPT_BYTES:
+                trace.keep()
             for i, scenario in enumerate(scenarios):
                 doing = f"{path.name}, {i + 1} of {len(scenarios)}: {scenario.name}"
                 yield path, simulate(trace, scenario, partial(progress, doing))

@@ -170,8 +170,8 @@ def save(rows: Sequence[Row], folder: Path) -> Path:
 
 
 def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) -> Iterator[Row]:
-    with Trace.open(path) as opened:
-        trace = opened.loaded()
+    with Trace.open(path) as trace:
+        trace.keep()
         common = {"kind": "ladder", "model": trace.header.model, "text": text, "depth": trace.header.depth,
                   "n_steps": trace.header.n_steps, "version": __version__, **stamp()}
         plans = [(budget, observe, rung) for budget in bench.budgets for observe in bench.observe for rung in bench.rungs

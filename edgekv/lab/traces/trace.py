@@ -6,7 +6,8 @@ iterated; `Trace.of` makes a trace from arrays. Both can be written (`write`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,7 @@ class Trace:
 
     def __init__(self, source: TraceFile | _Arrays):
         self._source = source
+        self._chunk: Callable[[str, int], np.ndarray] = source.chunk
         self.header = source.header
         self._axes = source.header.shape.axes
 
@@ -99,7 +101,7 @@ class Trace:
     def __iter__(self) -> Iterator[TraceStep]:
         header = self.header
         for start in chunk_starts(header):
-            chunks = [self._source.chunk(kind, start) for kind in KINDS]
+            chunks = [self._chunk(kind, start) for kind in KINDS]
             for step in range(start, start + len(chunks[0])):
                 mass_sum, mass_max, sampled_sum, sampled_max, n_read = (self._wide(chunk[step - start]) for chunk in chunks)
                 yield TraceStep(mass_sum, mass_max, sampled_sum, sampled_max, n_read, header.position(step), header.n_used_end(step),
@@ -112,21 +114,12 @@ class Trace:
         wide[:, :, : array.shape[2]] = np.take(_FLOATS, array.view(np.uint16), mode="clip") if masses else array
         return wide
 
-    # ---- other traces of it ---------------------------------------------------------------------------------------------------
-
-    def loaded(self) -> Trace:
-        """The trace in memory (`loaded_bytes`), for many simulations."""
-        header = self.header
-        arrays = {kind: np.zeros((header.n_total, *header.shape.axes), dtype_of(kind)) for kind in KINDS}
-        for start in chunk_starts(header):
-            for kind, out in arrays.items():
-                part = out[start : start + CHUNK_STEPS]
-                chunk = self._source.chunk(kind, start)
-                part[:, :, :, : chunk.shape[3]] = chunk
-        return Trace(_Arrays(header, arrays))
+    def keep(self) -> None:
+        """Keep what is read in memory, at most `n_bytes`, for many simulations."""
+        self._chunk = cache(self._chunk)
 
     @property
-    def loaded_bytes(self) -> int:
+    def n_bytes(self) -> int:
         header = self.header
         return 2 * len(KINDS) * header.n_total * header.n_layers * header.n_heads * header.n_pages
 
@@ -136,5 +129,5 @@ class Trace:
         with TraceWriter(Path(path), header) as writer:
             for start in chunk_starts(header):
                 for kind in KINDS:
-                    chunk = self._source.chunk(kind, start)
+                    chunk = self._chunk(kind, start)
                     writer.chunk(kind, start, chunk[..., : header.n_used_end(start + len(chunk) - 1)])

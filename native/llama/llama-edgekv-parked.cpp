@@ -3,6 +3,9 @@
 // Whole pages of a run of cells move by mremap() to addresses that agree with theirs modulo a huge page, so that huge pages stay whole. What they
 // leave reads as zeros, as memory that was given back does. The ends of a run are copied, and so is all that the kernel does not move
 // (llama-edgekv-pages.h).
+//
+// Pages that moved stay a mapping of their own. A conversation that comes back, grows and leaves has more of them each time, and a process has 65,530: of
+// what comes back in many the small ones are copied, and the pages that a conversation leaves become one mapping with those around them.
 #include "llama-edgekv-access.h"
 #include "llama-edgekv-home.h"
 #include "llama-edgekv-mapping.h"
@@ -21,8 +24,8 @@
 
 namespace {
 
-// A process has 65,530 mappings, and each piece splits one in three. What would be more is copied.
-constexpr int MOST_PIECES = 8192;
+constexpr int MOST_PIECES = 8192;  // mappings that moved, with as many between them; what would be more is copied
+constexpr size_t SMALL_PIECE = size_t{128} << 10;  // bytes, below which pieces are copied where they are many
 
 std::atomic<int> & all_pieces() {
     static std::atomic<int> n{0};
@@ -40,27 +43,37 @@ bool consecutive(const uint32_t * cells, size_t n) {
 
 using run_of_cells = std::pair<uint32_t, uint32_t>;  // first, end
 
-// Whether most bytes of these runs lie in whole pages that move. n_pieces: how many moves that takes.
-bool pays(const std::vector<llama_edgekv_held_rows> & rows, const std::vector<run_of_cells> & runs, int & n_pieces) {
-    size_t moved = 0, all = 0;
-    n_pieces = 0;
-    for (const auto & of : rows) {
-        for (const auto & [first, end] : runs) {
-            const size_t n = llama_edgekv_whole(of.data + first*of.bytes, (end - first)*of.bytes, llama_edgekv_least_move()).n;
-            n_pieces += n > 0;
-            moved += n;
-            all += (end - first)*of.bytes;
+// How these runs of rows would move.
+struct moves {
+    size_t moved = 0, large = 0, all = 0;  // bytes: in whole pages, in pieces that are not small, and all
+    size_t n_runs = 0, n_pieces = 0;  // of whole pages, and mappings in which they lie
+
+    moves(const std::vector<llama_edgekv_held_rows> & rows, const std::vector<run_of_cells> & runs, const llama_edgekv_mover & mover) {
+        for (const auto & of : rows) {
+            for (const auto & [first, end] : runs) {
+                const auto pieces = mover.parts(of.data + first*of.bytes, (end - first)*of.bytes);
+                n_runs   += !pieces.empty();
+                n_pieces += pieces.size();
+                all      += (end - first)*of.bytes;
+                for (const size_t n : pieces) {
+                    moved += n;
+                    large += n < SMALL_PIECE ? 0 : n;
+                }
+            }
         }
     }
-    return 2*moved > all;
-}
+
+    bool pays() const { return 2*moved > all && n_pieces*llama_edgekv_least_move() <= moved; }
+    size_t least() const { return n_pieces > n_runs && n_pieces*SMALL_PIECE > moved ? SMALL_PIECE : 0; }  // bytes of a piece that comes back with its memory
+    size_t with_memory(size_t n) const { return least() ? large*n/all : n; }  // of n tokens
+};
 
 bool same_rows(const llama_edgekv_hold & a, const llama_edgekv_hold & b) {
     return std::equal(a.rows.begin(), a.rows.end(), b.rows.begin(), b.rows.end(), [](const auto & x, const auto & y) { return x.data == y.data; });
 }
 
-// The runs of cells that leave with these holds; none: they stay. n_pieces: as above.
-std::vector<run_of_cells> runs_that_leave(std::vector<llama_edgekv_hold *> holds, int & n_pieces) {
+// The runs of cells that leave with these holds; none: they stay. n_pieces: in so many mappings.
+std::vector<run_of_cells> runs_that_leave(std::vector<llama_edgekv_hold *> holds, const llama_edgekv_mover & mover, int & n_pieces) {
     std::sort(holds.begin(), holds.end(), [](const auto * a, const auto * b) { return a->cells.front() < b->cells.front(); });
     std::vector<run_of_cells> runs;
     for (const auto * one : holds) {
@@ -72,19 +85,28 @@ std::vector<run_of_cells> runs_that_leave(std::vector<llama_edgekv_hold *> holds
         }
         runs.back().second = one->cells.back() + 1;
     }
-    return !holds.empty() && pays(holds.front()->rows, runs, n_pieces) && all_pieces() + n_pieces <= MOST_PIECES ? runs : std::vector<run_of_cells>();
+    if (holds.empty() || !mover.knows()) {  // it does not where too many files are open
+        return {};
+    }
+    const moves how(holds.front()->rows, runs, mover);
+    n_pieces = static_cast<int>(how.n_pieces);
+    return how.pays() && all_pieces() + n_pieces <= MOST_PIECES ? runs : std::vector<run_of_cells>();
 }
 
 }  // namespace
 
 bool llama_edgekv_parked::takes(const std::vector<llama_edgekv_hold *> & holds) {
     int n_pieces = 0;
-    return !runs_that_leave(holds, n_pieces).empty();
+    return !holds.empty() && !runs_that_leave(holds, llama_edgekv_mover(), n_pieces).empty();
 }
 
 std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(const std::vector<llama_edgekv_hold *> & holds) {
+    if (holds.empty()) {
+        return nullptr;
+    }
     int n_pieces = 0;
-    const auto runs = runs_that_leave(holds, n_pieces);
+    const llama_edgekv_mover mover;
+    const auto runs = runs_that_leave(holds, mover, n_pieces);
     if (runs.empty()) {
         return nullptr;
     }
@@ -109,7 +131,6 @@ std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(const std::vector
     parked->read.resize(n_cells);
     const uintptr_t base = llama_edgekv_huge(reinterpret_cast<uintptr_t>(parked->base));
 
-    const llama_edgekv_mover mover;
     std::vector<std::unique_lock<std::mutex>> locks;
     for (auto * one : holds) {
         locks.emplace_back(one->moves);
@@ -119,6 +140,7 @@ std::shared_ptr<llama_edgekv_parked> llama_edgekv_parked::take(const std::vector
         of.data = reinterpret_cast<char *>(base + reinterpret_cast<uintptr_t>(of.data) - first*of.bytes);
         for (const auto & [begin, behind] : runs) {
             mover.move(of.data + begin*of.bytes, home[i].data + begin*of.bytes, (behind - begin)*of.bytes, false);
+            mover.renew(home[i].data + begin*of.bytes, (behind - begin)*of.bytes, home[i].unit == LLAMA_EDGEKV_HUGE);
         }
     }
     for (auto * one : holds) {
@@ -242,7 +264,7 @@ void each_together(llama_edgekv_hold * const * holds, int n, const uint32_t * ce
     }
 }
 
-// Where the rows of these holds would lie in their cells of a stream; empty: their pages do not fit there, or would not pay.
+// Where the rows of these holds would lie in their cells of a stream; empty: their pages do not fit there.
 std::vector<llama_edgekv_held_rows> home_of(const together & those, const ggml_tensor * const * rows, uint32_t stream) {
     const auto & one = *those.holds[0];
     const uint32_t first = those.first();
@@ -254,16 +276,20 @@ std::vector<llama_edgekv_held_rows> home_of(const together & those, const ggml_t
         const auto there = reinterpret_cast<uintptr_t>(home[r].data + those.cells[0]*home[r].bytes);
         fits = fits && llama_edgekv_grows(rows[r]) && home[r].unit == one.rows[r].unit && here%home[r].unit == there%home[r].unit;
     }
-    int n_pieces;
-    return fits && pays(one.rows, { { first, first + those.n_cells } }, n_pieces) ? home : std::vector<llama_edgekv_held_rows>();
+    return fits ? home : std::vector<llama_edgekv_held_rows>();
+}
+
+moves returning(const together & those, const llama_edgekv_mover & mover) {
+    return { those.holds[0]->rows, { { those.first(), those.first() + those.n_cells } }, mover };
 }
 
 // Once rows have moved nothing needs memory: all of them come back, or none.
-void bring_back(const together & those, const std::vector<llama_edgekv_held_rows> & home, const std::shared_ptr<llama_edgekv_holds> & to) {
+void bring_back(
+        const together & those, const std::vector<llama_edgekv_held_rows> & home, const std::shared_ptr<llama_edgekv_holds> & to, size_t least,
+        const llama_edgekv_mover & mover) {
     const auto parked = those.holds[0]->parked;
     const auto from = those.holds[0]->rows;
     const uint32_t first = those.first();
-    const llama_edgekv_mover mover;
     std::vector<std::vector<llama_edgekv_held_rows>> homes(static_cast<size_t>(those.n), home);
     std::vector<std::unique_lock<std::mutex>> locks;
     for (int k = 0; k < those.n; ++k) {
@@ -272,7 +298,8 @@ void bring_back(const together & those, const std::vector<llama_edgekv_held_rows
     to->reserve(static_cast<size_t>(those.n), those.cells[0] + those.n_cells);
     for (size_t r = 0; r < home.size(); ++r) {
         const size_t bytes = home[r].bytes;
-        mover.move(home[r].data + those.cells[0]*bytes, from[r].data + first*bytes, those.n_cells*bytes, home[r].unit == LLAMA_EDGEKV_HUGE);
+        char * const there = home[r].data + those.cells[0]*bytes, * const here = from[r].data + first*bytes;
+        mover.move(there, here, those.n_cells*bytes, home[r].unit == LLAMA_EDGEKV_HUGE, least);
     }
     const uint32_t * at = those.cells;
     for (int k = 0; k < those.n; ++k) {
@@ -328,8 +355,12 @@ uint32_t llama_edgekv_return(const llama_kv_cache & kv, uint32_t stream, const l
         theirs.insert(theirs.end(), first, first + static_cast<std::ptrdiff_t>(parked.holds[i]->cells.size()));
     }
     uint32_t n = 0;
+    const llama_edgekv_mover mover;
     each_together(parked.holds, parked.n, theirs.data(), [&](const together & those) {
-        n += home_of(those, parked.rows, stream).empty() ? 0 : those.n_cells;
+        if (mover.knows() && !home_of(those, parked.rows, stream).empty()) {
+            const auto how = returning(those, mover);
+            n += how.pays() ? static_cast<uint32_t>(how.with_memory(those.n_cells)) : 0;
+        }
     });
     return n;
 }
@@ -338,15 +369,19 @@ void llama_edgekv_unpark(
         llama_context * lctx, uint32_t stream, llama_edgekv_hold * const * holds, int n, const uint32_t * cells, const ggml_tensor * const * rows,
         uint8_t * back) {
     const auto * kv = llama_edgekv_access::cache(lctx);
-    if (llama_edgekv_access::copies_wait(*kv)) {
+    const llama_edgekv_mover mover;
+    if (llama_edgekv_access::copies_wait(*kv) || !mover.knows()) {
         return;
     }
     const auto & to = llama_edgekv_access::clock(llama_edgekv_access::cells(*kv, stream)).holding();
     try {
         each_together(holds, n, cells, [&](const together & those) {
             const auto home = home_of(those, rows, stream);
-            if (!home.empty()) {
-                bring_back(those, home, to);
+            if (home.empty()) {
+                return;
+            }
+            if (const auto how = returning(those, mover); how.pays()) {
+                bring_back(those, home, to, how.least(), mover);
                 std::fill_n(back + (those.holds - holds), those.n, uint8_t(1));
             }
         });

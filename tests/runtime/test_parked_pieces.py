@@ -1,0 +1,66 @@
+"""A process has a bounded number of mappings: parked rows take few, however often a conversation comes back and grows."""
+
+import errno
+import os
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.held_rows import all_rows, back, filled, hold_blocks, in_cells, leave, read
+from support.refused_calls import known_machine, refuse
+
+TURNS, MORE = 24, 40
+
+
+def mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def turns(context, run) -> int:
+    """A conversation comes back into either slot, goes on and leaves, again and again. The mappings that it takes in the end."""
+    n, before = 1024, mappings()
+    held, rows = hold_blocks(run, n), in_cells(run, 0, n)
+    leave(context)
+    for turn in range(TURNS):
+        seq = (turn + 1) % 2
+        assert all(one.parked for one in held) and all_rows(run, held, n=n) == rows
+        assert back(run, held, seq=seq, n=n) == [True] * len(held)
+        for one in held:
+            one.release()
+        read(context, n, n + MORE, seq=seq)
+        n += MORE
+        held, rows = hold_blocks(run, n, seq), in_cells(run, seq, n)
+        leave(context, seq=seq)
+    return mappings() - before
+
+
+@pytest.mark.parametrize("tells", [True, pytest.param(False, marks=known_machine)], ids=["this kernel", "before 6.11"])
+def test_a_conversation_that_grows_takes_few(synthetic, tells):
+    """If one piece of each of the four tensors came each time, they would be as many as asked for here."""
+    with filled(synthetic, n=1024) as (context, run):
+        if tells:
+            assert turns(context, run) < 4 * TURNS
+            return
+        with ThreadPoolExecutor(1, initializer=refuse, initargs=("ioctl", errno.ENOTTY)) as pool:
+            assert pool.submit(turns, context, run).result() < 4 * TURNS
+
+
+def test_rows_stay_where_no_file_can_be_opened(synthetic):
+    """Nothing then tells where mappings end: rows are copied, and not moved page by page."""
+    with filled(synthetic, n=1024) as (context, run):
+        held, before = hold_blocks(run, 1024), in_cells(run, 0, 1024)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        asked = []
+        for one in held:
+            one.needed = lambda *_, one=one: (asked.append(one.parked), one.release())
+        rows = all_rows(run, held, n=1024)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            would = run.tokens.would_park(0, held)
+            leave(context)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert would == asked == [False] * 4 and rows == before

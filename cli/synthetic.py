@@ -90,6 +90,7 @@ def synth(shape: str, output: Path | None, weight_type: str, layers: int | None,
         return
     with progress_bar(of_bytes=True) as show:
         progress = partial(show, path.name)
+        progress(0, found.file_bytes("f16" if weight_type in MIXTURES else weight_type))
         if weight_type in MIXTURES:
             from edgekv._native.quantise import quantise
 

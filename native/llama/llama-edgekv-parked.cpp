@@ -11,12 +11,10 @@
 #include "llama-edgekv-mapping.h"
 #include "llama-edgekv-pages.h"
 #include "llama-edgekv-parked.h"
-#include "llama-edgekv-places.h"
 
 #include <algorithm>
 #include <atomic>
 #include <new>
-#include <numeric>
 #include <utility>
 
 #ifdef __linux__
@@ -316,35 +314,6 @@ void bring_back(
 
 }  // namespace
 
-std::vector<uint32_t> llama_edgekv_cells_for(
-        const llama_kv_cache & kv, uint32_t stream, int seq_id, const llama_edgekv_returning & parked, uint32_t n) {
-    const auto & cells = llama_edgekv_access::cells(kv, stream);
-    const auto & one = *parked.holds[0];
-    uint64_t period = llama_edgekv_group;  // after so many cells pages agree with each other's again, and tokens lie in groups as they did
-    for (const auto & of : one.rows) {
-        period = std::lcm(period, of.unit/std::gcd(of.unit, of.bytes));
-    }
-    llama_edgekv_sequences mine;
-    mine.set(seq_id);
-    uint64_t first = (one.cells.front() + period - parked.first[0]%period)%period;
-    for (; llama_edgekv_grows(parked.rows[0]) && first + n <= cells.size(); first += period) {
-        const auto serves = [&](uint64_t i) {
-            return cells.is_empty(i) || ((i < first || i >= first + n) && llama_edgekv_access::sequences(cells, i) == mine);
-        };
-        uint64_t i = std::min<uint64_t>(GGML_PAD(first + n, llama_edgekv_group), cells.size());
-        while (i > first/llama_edgekv_group*llama_edgekv_group && serves(i - 1)) {
-            --i;
-        }
-        if (i <= first/llama_edgekv_group*llama_edgekv_group) {
-            std::vector<uint32_t> found(n);
-            std::iota(found.begin(), found.end(), static_cast<uint32_t>(first));
-            return found;
-        }
-        first += i > first ? (i - 1 - first)/period*period : 0;
-    }
-    return {};
-}
-
 uint32_t llama_edgekv_return(const llama_kv_cache & kv, uint32_t stream, const llama_edgekv_returning & parked, const std::vector<uint32_t> & cells) {
     if (llama_edgekv_access::copies_wait(kv)) {
         return 0;
@@ -407,8 +376,6 @@ llama_edgekv_held_rows llama_edgekv_rows_of(const ggml_tensor * rows, uint32_t s
 }
 
 bool llama_edgekv_moves(const llama_edgekv_hold &, const std::vector<const ggml_tensor *> &) { return false; }
-
-std::vector<uint32_t> llama_edgekv_cells_for(const llama_kv_cache &, uint32_t, int, const llama_edgekv_returning &, uint32_t) { return {}; }
 
 uint32_t llama_edgekv_return(const llama_kv_cache &, uint32_t, const llama_edgekv_returning &, const std::vector<uint32_t> &) { return 0; }
 

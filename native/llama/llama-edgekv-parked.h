@@ -31,10 +31,6 @@ struct llama_edgekv_returning {
     int n;
     const ggml_tensor * const * rows;
 };
-// Empty cells for n tokens of a sequence, one behind the other, where the pages of these rows fit, in groups that have no others' tokens; empty: there are
-// none.
-std::vector<uint32_t> llama_edgekv_cells_for(
-    const llama_kv_cache & kv, uint32_t stream, int seq_id, const llama_edgekv_returning & parked, uint32_t n);
 // how many of the tokens will have the memory that their rows bring
 uint32_t llama_edgekv_return(const llama_kv_cache & kv, uint32_t stream, const llama_edgekv_returning & parked, const std::vector<uint32_t> & cells);
 

@@ -10,11 +10,14 @@
 //
 // "Others" are tokens that do not belong to exactly the same sequences. So where a sequence was copied, both go on in groups of their own.
 #include "llama-edgekv-access.h"
+#include "llama-edgekv-home.h"
+#include "llama-edgekv-parked.h"
 #include "llama-edgekv-places.h"
 
 #include "llama-impl.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 namespace {
@@ -189,6 +192,35 @@ bool llama_edgekv_place(const llama_kv_cache & kv, const llama_ubatch & ubatch, 
     }
     cells = std::move(found);
     return true;
+}
+
+std::vector<uint32_t> llama_edgekv_cells_for(
+        const llama_kv_cache & kv, uint32_t stream, int seq_id, const llama_edgekv_returning & parked, uint32_t n) {
+    const auto & cells = llama_edgekv_access::cells(kv, stream);
+    const auto & one = *parked.holds[0];
+    uint64_t period = llama_edgekv_group;  // after so many cells pages agree with each other's again, and tokens lie in groups as they did
+    for (const auto & of : one.rows) {
+        period = std::lcm(period, of.unit/std::gcd(of.unit, of.bytes));
+    }
+    llama_edgekv_sequences mine;
+    mine.set(seq_id);
+    uint64_t first = (one.cells.front() + period - parked.first[0]%period)%period;
+    for (; llama_edgekv_grows(parked.rows[0]) && first + n <= cells.size(); first += period) {
+        const auto serves = [&](uint64_t i) {
+            return cells.is_empty(i) || ((i < first || i >= first + n) && llama_edgekv_access::sequences(cells, i) == mine);
+        };
+        uint64_t i = std::min<uint64_t>(GGML_PAD(first + n, llama_edgekv_group), cells.size());
+        while (i > first/llama_edgekv_group*llama_edgekv_group && serves(i - 1)) {
+            --i;
+        }
+        if (i <= first/llama_edgekv_group*llama_edgekv_group) {
+            std::vector<uint32_t> found(n);
+            std::iota(found.begin(), found.end(), static_cast<uint32_t>(first));
+            return found;
+        }
+        first += i > first ? (i - 1 - first)/period*period : 0;
+    }
+    return {};
 }
 
 void llama_edgekv_own(llama_kv_cache & kv, int seq_id, int p0, int p1) {

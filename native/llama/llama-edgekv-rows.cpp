@@ -2,6 +2,7 @@
 #include "llama-edgekv-access.h"
 #include "llama-edgekv-home.h"
 #include "llama-edgekv-parked.h"
+#include "llama-edgekv-places.h"
 
 #include "llama-batch.h"
 

@@ -43,7 +43,7 @@ BUDGETS = {
     "native/emulator": 2_786,
     "native/include": 1_335,
     "native/llama": 6_294,
-    "native/server": 7_673,
+    "native/server": 7_672,
     "native/src": 19_972,
     "native/tests": 7_704,
     "native/tests/ptx": 1_511,

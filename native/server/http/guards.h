@@ -1,5 +1,4 @@
-// Bounds on the nesting, names, patterns, stop words and biases of a request: for the patches `server-guards`, `client-texts` and `bias`. Threads of
-// requests.
+// Bounds on the nesting, names, patterns, stop words and biases of a request: for the patches `guards` and `http`. Threads of requests.
 #pragma once
 
 #include "server-common.h"

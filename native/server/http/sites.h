@@ -1,4 +1,4 @@
-// Tells requests of people and programs from requests of other web sites: for the patches `requests` and `sites`.
+// Tells requests of people and programs from requests of other web sites: for the patches `scheduling` and `http`.
 //
 // A browser runs scripts of any site and lets them send requests anywhere. A script can read another site's answers only if that site allows
 // it (CORS), but the browser sends "simple" POSTs without asking, and treats a site whose name points to our address as ours.

@@ -1,4 +1,4 @@
-// Files of a slot's tokens and rows (action=save and restore): for the patch `slot-files`. Each key has files of its own, whatever cache_salt a request
+// Files of a slot's tokens and rows (action=save and restore): for the patch `prefix-cache`. Each key has files of its own, whatever cache_salt a request
 // names. Decoding thread.
 #pragma once
 

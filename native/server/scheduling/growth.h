@@ -1,4 +1,4 @@
-// Memory for the rows of the tokens that come next: for the patch `growth`. Decoding thread.
+// Memory for the rows of the tokens that come next: for the patch `scheduling`. Decoding thread.
 #pragma once
 
 #include "llama-edgekv.h"

@@ -1,12 +1,14 @@
 """A slot's actions in every mode: conversations take turns, are saved, restored and erased, lose their middle and outgrow their context.
 The answers are those of mode off under the same actions."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from support.arithmetic import of_stock
-from support.clients import post
+from support.clients import Endpoint, post, send, until
 
 from edgekv import _native
 from edgekv.config import KvOptions
@@ -104,3 +106,24 @@ def test_modes_agree_with_a_store_too(synthetic, tmp_path):
     exact = play(model, "exact", tmp_path, 3, StoreSettings())
     check_alike(exact, play(model, "sparse", tmp_path, 3, StoreSettings()), apart=1e-3)
     check_alike(exact, play(model, "off", tmp_path, 3, StoreSettings()), apart=0.15)
+
+
+def test_who_waits_behind_an_action_gets_its_turn(synthetic, tmp_path):
+    """The slot becomes free, which wakes one that waits: the action, and nobody else follows it out of the slot."""
+    with Server(ServerOptions(synthetic("llama"), n_ctx=2048, n_threads=1, n_slots=1, extra=("--slot-save-path", str(tmp_path)))) as server:
+        def waiting() -> int:
+            return sum(sample.value for family in text_string_to_metric_families(send(server.url, "/metrics").text) for sample in family.samples
+                       if sample.name == "llamacpp:requests_deferred")
+
+        def later(path: str, body: dict) -> Future[dict]:
+            n = waiting()
+            answer = pool.submit(post, server.url, path, body)
+            until(lambda: waiting() == n + 1)
+            return answer
+
+        with ThreadPoolExecutor(3) as pool, Endpoint(server).stream({"prompt": [1, 300], "n_predict": 1900, "ignore_eos": True}) as first:
+            assert first.readline().startswith(b"data")
+            erased, *answers = [later("/slots/0?action=erase", {}), *(later("/completion", {"prompt": [1, n], "n_predict": 2}) for n in (301, 302))]
+            first.close()
+            assert erased.result(60)["n_erased"] > 0
+            assert [answer.result(60)["stop"] for answer in answers] == [True, True]

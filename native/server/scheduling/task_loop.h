@@ -1,6 +1,8 @@
 // The server's task loop, which other threads may ask to turn: an idle one waits for tasks.
 #pragma once
 
+#include <cstddef>
+
 struct server_queue;
 
 namespace edgekv_server {
@@ -11,5 +13,9 @@ public:
     explicit task_loop(server_queue & queue);
     ~task_loop();
 };
+
+// All slots are idle: as many of the tasks that wait for one are asked again. Upstream asks one for each slot that becomes free, and one that then takes none
+// wakes nobody.
+void wake_waiting(server_queue & queue, std::size_t n_slots);
 
 }  // namespace edgekv_server

@@ -171,9 +171,7 @@ def test_keys_of_an_index_stay_with_the_rows(maker, tmp_path, monkeypatch, kind,
     monkeypatch.setattr(HeldTokens, "parks", parks)
     maker.write(kind, tmp_path / "model.gguf")
     with attached(tmp_path / "model.gguf", KvOptions(mode="exact"), n_ctx=2 * (n := 4096), n_seq=1, unified=False) as (context, run):
-        tokens = np.random.default_rng(7).integers(5, 100, n).tolist()
-        for at in range(0, n, 512):
-            context.decode(tokens[at : at + 512], list(range(at, at + 512)), [0] * 512)
+        context.read(np.random.default_rng(7).integers(5, 100, n), 0, n)
         held, seen = hold_blocks(run, n), dict[HeldTokens, tuple[bytes, bool]]()
         try:
             before = all_rows(run, held, n=n)

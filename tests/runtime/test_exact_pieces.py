@@ -20,8 +20,7 @@ TOKENS = np.random.default_rng(5).integers(260, 350, 2 * N)
 
 def read(context: Context, run: Runtime, first: int, end: int, seq: int = 0) -> np.ndarray:
     with run.reading_prompt(seq):
-        parts = [range(at, min(at + 200, end)) for at in range(first, end, 200)]
-        return np.concatenate([context.decode(TOKENS[part], part, [seq] * len(part)) for part in parts])
+        return context.read(TOKENS, first, end, seq, 200)
 
 
 def pieces(path, options: dict, **arguments) -> tuple[np.ndarray, np.ndarray, int]:

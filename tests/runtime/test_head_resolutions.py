@@ -31,9 +31,7 @@ def known(table: np.ndarray) -> HeadErrors:
 def rows_at(path, table: np.ndarray | None, resolution: float = BASE) -> list[list[tuple[np.ndarray, np.ndarray]]]:
     """What the token behind N others reads, [layer][head]."""
     with attached(path, KvOptions(**SAMPLED, sample_budget=resolution), n_ctx=1024, n_seq=1, n_threads=1) as (context, run):
-        rng = np.random.default_rng(3)
-        for first in range(0, N, 300):
-            context.decode(rng.integers(260, 350, 300).tolist(), range(first, first + 300), [0] * 300)
+        context.read(np.random.default_rng(3).integers(260, 350, N), 0, N, most=300)
         paging.set_resolutions(run._native_handle(), table)
         context.decode([270], [N], [0])
         return [[run.last_rows(layer, head) for head in range(SHAPE["n_head_kv"])] for layer in range(SHAPE["n_layer"])]
@@ -81,9 +79,7 @@ def test_an_error_sets_the_resolutions_of_a_context(synthetic):
     read = {}
     for name, options in {"error": asked, "uniform": asked.with_(sample_budget=2000)}.items():
         with attached(path, options, n_ctx=1024, n_seq=1, n_threads=1) as (context, run):
-            rng = np.random.default_rng(3)
-            for first in range(0, N, 300):
-                context.decode(rng.integers(260, 350, 300).tolist(), range(first, first + 300), [0] * 300)
+            context.read(np.random.default_rng(3).integers(260, 350, N), 0, N, most=300)
             context.decode([270], [N], [0])
             read[name] = run.layer_selection()
             covered = read[name]["covered"] / read[name]["n_covered"]

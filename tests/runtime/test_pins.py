@@ -19,9 +19,7 @@ TOKENS = np.random.default_rng(5).integers(260, 350, 2 * N)
 
 def read(context: Context, run: Runtime, first: int, end: int, seq: int = 0) -> None:
     with run.reading_prompt(seq):
-        for at in range(first, end, 200):
-            part = range(at, min(at + 200, end))
-            context.decode(TOKENS[part], part, [seq] * len(part))
+        context.read(TOKENS, first, end, seq, 200)
 
 
 def answer(context: Context, run: Runtime, first: int, n: int, seq: int = 0) -> list[tuple[list[int], list[float]]]:

@@ -46,15 +46,12 @@ def cells_of(run: Runtime, sequence: int) -> np.ndarray:
     return mine[np.argsort(positions[mine], kind="stable")]
 
 
-def words(seed: int, n: int) -> list[int]:
-    return np.random.default_rng(seed).integers(260, 350, n).tolist()
+def words(seed: int, n: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(260, 350, n)
 
 
-def read(context: Context, sequence: int, n: int, first: int = 0, seed: int = 0, piece: int = 200) -> None:
-    tokens = words(seed, first + n)
-    for at in range(first, first + n, piece):
-        end = min(at + piece, first + n)
-        context.decode(tokens[at:end], range(at, end), [sequence] * (end - at))
+def read(context: Context, sequence: int, n: int, first: int = 0, seed: int = 0) -> None:
+    context.read(words(seed, first + n), first, first + n, sequence, 200)
 
 
 def remove(context: Context, sequence: int, first: int = -1) -> None:
@@ -63,17 +60,6 @@ def remove(context: Context, sequence: int, first: int = -1) -> None:
 
 def fork(context: Context, sequence: int, to: int) -> None:
     llama_cpp.llama_memory_seq_cp(context.memory, sequence, to, -1, -1)
-
-
-def status(context: Context, sequence: int, position: int) -> int:
-    """What llama_decode says of one token."""
-    batch = llama_cpp.llama_batch_init(1, 0, 1)
-    batch.n_tokens, batch.token[0], batch.pos[0], batch.n_seq_id[0], batch.logits[0] = 1, 300, position, 1, 1
-    batch.seq_id[0][0] = sequence
-    try:
-        return llama_cpp.llama_decode(context.ctx, batch)
-    finally:
-        llama_cpp.llama_batch_free(batch)
 
 
 # ---- placement ---------------------------------------------------------------------------------------------------------------
@@ -127,7 +113,7 @@ def test_a_full_cache_is_full_when_its_cells_are(synthetic):
         n_used = run.cells.stream().n_used
         read(context, 0, 256 - n_used, 160)
         assert run.cells.stream().n_used == 256
-        assert status(context, 1, 10) == 1, "llama_decode finds no cell"
+        assert context.status([300], [10], [[1]]) == 1, "llama_decode finds no cell"
         remove(context, 2)
         context.decode([300], [10], [1])
         assert len(cells_of(run, 1)) == 11
@@ -139,13 +125,7 @@ def test_a_refused_batch_leaves_no_trace(synthetic):
         read(context, 0, 20)
         read(context, 1, 20)
         before, clock = of(run), run.cells.stream().now
-        batch = llama_cpp.llama_batch_init(230, 0, 1)
-        batch.n_tokens = 230
-        for i in range(230):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 300, 20 + i, 1, 1
-            batch.seq_id[i][0] = 0
-        assert llama_cpp.llama_decode(context.ctx, batch) == 1
-        llama_cpp.llama_batch_free(batch)
+        assert context.status([300] * 230, range(20, 250), [[0]] * 230) == 1
         for now, then in zip(of(run), before):
             np.testing.assert_array_equal(now, then)
         assert not run.cells.stream().changed_since(clock).size

@@ -24,9 +24,7 @@ SPARSE = {"attention_device": "emulated", "mode": "sparse", "exact_tokens": 0, "
 
 
 def read_prompt(context: Context, n: int) -> None:
-    for first in range(0, n, 500):
-        end = min(n, first + 500)
-        context.decode([260 + i * 7 % 90 for i in range(first, end)], range(first, end), [0] * (end - first))
+    context.read(260 + np.arange(n) * 7 % 90, 0, n, most=500)
 
 
 @pytest.fixture

@@ -29,9 +29,7 @@ def opened(synthetic, kind: str, options: dict, **more: object):
 
 
 def read(context: Context, first: int, end: int, seq: int = 0) -> np.ndarray:
-    tokens = np.random.default_rng(5).integers(260, 1000, N + 40) % context.n_vocab
-    parts = [range(at, min(at + 100, end)) for at in range(first, end, 100)]
-    return np.concatenate([context.decode(tokens[part], part, [seq] * len(part)) for part in parts])
+    return context.read(np.random.default_rng(5).integers(260, 1000, N + 40) % context.n_vocab, first, end, seq, 100)
 
 
 def take(run: Runtime, seq: int, n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -52,9 +52,7 @@ def test_exact_is_stock(synthetic, head_dim: int):
 def test_every_mode_serves_them(synthetic, options: dict):
     with attached(synthetic("llama", **SHAPE), KvOptions(**options, **BY_LAYER), n_ctx=1024, n_seq=1, n_batch=64, n_ubatch=64, **COARSE) as (
             context, run):
-        tokens = 260 + np.arange(400) % 90
-        for first in range(0, 400, 50):
-            context.decode(tokens[first : first + 50], range(first, first + 50), [0] * 50)
+        context.read(260 + np.arange(400) % 90, 0, 400, most=50)
         for i in range(400, 440):
             assert np.isfinite(context.decode([270], [i], [0])).all()
         assert n_hooked(run) >= 40

@@ -43,20 +43,28 @@ class Context:
     def address(self) -> int:
         return ctypes.cast(self.ctx, ctypes.c_void_p).value
 
+    def status(self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[Sequence[int]]) -> int:
+        """What llama_decode says of tokens, each in one sequence or several: 0 where they were decoded, 1 where they find no cells or no memory."""
+        batch = llama_cpp.llama_batch_init(len(tokens), 0, max(map(len, sequences)))
+        batch.n_tokens = len(tokens)
+        for i, (token, position, those) in enumerate(zip(tokens, positions, sequences)):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = int(token), int(position), len(those), 1
+            for j, sequence in enumerate(those):
+                batch.seq_id[i][j] = int(sequence)
+        found = llama_cpp.llama_decode(self.ctx, batch)
+        llama_cpp.llama_batch_free(batch)
+        return found
+
     def decode(self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> np.ndarray:
         """Decode in one call and return the logits of every token, float32 [token, n_vocab]."""
-        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
-        try:
-            batch.n_tokens = len(tokens)
-            for i, (token, position, sequence) in enumerate(zip(tokens, positions, sequences)):
-                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = int(token), int(position), 1, 1
-                batch.seq_id[i][0] = int(sequence)
-            status = llama_cpp.llama_decode(self.ctx, batch)
-            assert status == 0, f"llama_decode returned {status}"
-            return np.stack([np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.ctx, i), (self.n_vocab,)).copy()
-                             for i in range(len(tokens))])
-        finally:
-            llama_cpp.llama_batch_free(batch)
+        status = self.status(tokens, positions, [[sequence] for sequence in sequences])
+        assert status == 0, f"llama_decode returned {status}"
+        return np.stack([np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.ctx, i), (self.n_vocab,)).copy() for i in range(len(tokens))])
+
+    def read(self, tokens: np.ndarray, first: int, end: int, sequence: int = 0, most: int = 512) -> np.ndarray:
+        """The same of tokens[first:end], each at its own place, at most so many in a call."""
+        parts = [range(at, min(at + most, end)) for at in range(first, end, most)]
+        return np.concatenate([np.empty((0, self.n_vocab), np.float32), *(self.decode(tokens[part], part, [sequence] * len(part)) for part in parts)])
 
     def save(self, sequence: int | None = None) -> bytes:
         """The state of one sequence; None: of the whole context."""

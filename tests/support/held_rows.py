@@ -30,10 +30,7 @@ def filled(synthetic, n: int = N, **arguments) -> Iterator[tuple]:
 
 
 def read(context, first: int, end: int, seq: int = 0) -> None:
-    tokens = np.random.default_rng(7).integers(260, 320, end)[first:]
-    for at in range(0, len(tokens), 512):
-        part = tokens[at : at + 512].tolist()
-        context.decode(part, list(range(first + at, first + at + len(part))), [seq] * len(part))
+    context.read(np.random.default_rng(7).integers(260, 320, end), first, end, seq)
 
 
 def hold_blocks(run, n: int = N, seq: int = 0, first: int = 0) -> list[HeldTokens]:

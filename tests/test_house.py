@@ -65,7 +65,7 @@ BUDGETS = {
     "tests/proof": 244,
     "tests/runtime": 6_435,
     "tests/server": 8_579,
-    "tests/support": 4_561,
+    "tests/support": 4_527,
     "tests/templates": 153,
     "tests/tiering": 1_181,
     "tests/upstream": 288,

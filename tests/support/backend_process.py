@@ -1,7 +1,5 @@
-"""Decodes on the emulated device: in this process on llama.cpp's CPU backend, or, as a script, on the device's own ggml backend
-(native/tests/backend), which a process has from its first model on.
-
-    backend_process.py BACKEND SCENARIO.json OUT.npz"""
+"""Decodes on the emulated device: in this process on llama.cpp's CPU backend, or in another on the device's own ggml backend
+(native/tests/backend), which a process has from its first model on."""
 
 import ctypes
 import json
@@ -18,7 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-SCRIPT = Path(__file__).resolve()
+TESTS = Path(__file__).resolve().parents[1]
 COUNTS = ("graphs", "refused", "direct", "recorded", "replayed", "known", "custom", "served")
 """`Counts` of native/tests/backend/backend.h."""
 
@@ -81,9 +79,7 @@ class Decoded:
 
 
 def decode(scenario: Scenario, backend: Path | None = None) -> Decoded:
-    """Run it, on the backend where one is given. Pages are checked against home."""
-    if backend is not None:
-        _load(backend)
+    """Run it, on the backend where one is given, which is loaded. Pages are checked against home."""
     from support.contexts import attached, n_hooked
     from support.events import check
 
@@ -131,19 +127,30 @@ def on_the_backend(backend: Path, scenario: Scenario, folder: Path, **environmen
     """`decode` in a process of its own."""
     given, out = folder / "scenario.json", folder / "decoded.npz"
     given.write_text(json.dumps(asdict(scenario)))
-    done = subprocess.run([sys.executable, str(SCRIPT), str(backend), str(given), str(out)], capture_output=True, text=True,
-                          env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment)
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    whole(beside_the_backend(backend, "from support.backend_process import write; write(*sys.argv[1:])", backend, given, out, CUDA_VISIBLE_DEVICES="",
+                             **environment))
     found = np.load(out)
     n_logits = len(scenario.steps) * (1 + len(scenario.beside))
     return Decoded([found[f"logits{i}"] for i in range(n_logits)], {name: found[name] for name in COUNTS}, int(found["n_hooked"]))
 
 
-def beside_the_backend(backend: Path, code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def write(backend: str, scenario: str, out: str) -> None:
+    """What a scenario on the loaded backend gives."""
+    logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # llama.cpp says much
+    one = decode(Scenario(**json.loads(Path(scenario).read_text())), Path(backend))
+    np.savez(out, **{f"logits{i}": found for i, found in enumerate(one.logits)}, **one.counts, n_hooked=one.n_hooked)
+
+
+def beside_the_backend(backend: Path, code: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Code in a process of its own, on the backend. `arguments` are its sys.argv[1:]; it has Path."""
-    begins = (f"import sys; from pathlib import Path; sys.path.insert(0, {str(SCRIPT.parents[1])!r})\n"
-              f"from support.backend_process import _load; _load(Path({str(backend)!r}))\n")
-    return subprocess.run([sys.executable, "-c", begins + code, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    begins = (f"import sys; from pathlib import Path; sys.path.insert(0, {str(TESTS)!r})\n"
+              f"from support.backend_process import load; load(Path({str(backend)!r}))\n")
+    return subprocess.run([sys.executable, "-c", begins + code, *map(str, arguments)], capture_output=True, text=True, env=os.environ | environment)
+
+
+def whole(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done
 
 
 def _roll(context: Any, n_seq: int, n_gone: int) -> None:
@@ -154,7 +161,8 @@ def _roll(context: Any, n_seq: int, n_gone: int) -> None:
         llama_cpp.llama_memory_seq_add(context.memory, seq, 4 + n_gone, -1, -n_gone)
 
 
-def _load(backend: Path) -> None:
+def load(backend: Path) -> None:
+    """From now on llama.cpp has it."""
     from edgekv import _native
 
     _native.prepare()
@@ -168,10 +176,3 @@ def _counts(library: ctypes.CDLL | None) -> list[int]:
     if library is not None:
         library.emulated_counts(out)
     return list(out)
-
-
-if __name__ == "__main__":
-    sys.path[0] = str(SCRIPT.parents[1])  # the tests' folder
-    logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # llama.cpp says much
-    one = decode(Scenario(**json.loads(Path(sys.argv[2]).read_text())), Path(sys.argv[1]))
-    np.savez(sys.argv[3], **{f"logits{i}": found for i, found in enumerate(one.logits)}, **one.counts, n_hooked=one.n_hooked)

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
@@ -12,7 +14,6 @@ from support.decoding import N_PROMPT, kld, open_model, step_logits, tokens_and_
 
 from edgekv import Llama
 from edgekv.common.errors import EdgeKVError
-from edgekv.measure.decoder import Decoder
 
 Q8_0 = {"type_k": "q8_0", "type_v": "q8_0"}
 Q4_0 = {"type_k": "q4_0", "type_v": "q4_0"}
@@ -107,59 +108,31 @@ def test_an_unknown_instruction_set_is_refused(synthetic):
     assert done.returncode != 0 and "EDGEKV_ISA=mmx is not known; use one of: portable" in done.stderr
 
 
-# ---- the real model -------------------------------------------------------------------------------------------------------------
-
-
-def long_text(n_chars: int) -> str:
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name] for name in sorted(topics))[:n_chars]
+def greedy(llama: Llama, mode: str, tokens: Sequence[int] = ()) -> np.ndarray:
+    """Logits, float32 [257, n_vocab], behind 64 tokens of text, which stock nodes read, and behind each of 256 others: these, or the likeliest."""
+    prompt = llama.tokenize("\n\n".join(topics[name] for name in sorted(topics))[:512].encode())[:64]
+    llama.reset()
+    llama._ctx.kv_cache_clear()
+    llama.kv.mode = "off"
+    llama.eval(prompt)
+    llama.kv.mode = mode
+    for i in range(256):
+        llama.eval([tokens[i] if len(tokens) else int(llama.scores[llama.n_tokens - 1].argmax())])
+    return np.array(llama.scores[63:320])
 
 
 def test_greedy_identity_on_the_real_model(default_model):
     """256 greedy tokens of stock, then the same tokens forced on `exact` from the same cache. The yardstick is stock without flash
     attention: the rounding of activations to 8 bits turns the last bits of a sum into a KLD of about 3e-3 on this model (LOG.md), so a
     flip is no fault where the best two tokens lie closer than stock's own kernels move them."""
-    depth = 64
-    stock, ours = read_and_decode(default_model, depth, [("off", None), ("exact", None)])
-    tokens = stock.argmax(axis=1).tolist()
-    (other,) = read_and_decode(default_model, depth, [("off", tokens)], flash_attn=False)
-
+    llama = open_model(default_model, n_ctx=512)
+    stock = greedy(llama, "off")
+    tokens, two = stock.argmax(axis=1), np.argsort(stock, axis=1)[:, -2:]
+    ours = greedy(llama, "exact", tokens.tolist())
+    assert llama.kv.stats.n_ubatches_hooked == 256
+    other = greedy(open_model(default_model, n_ctx=512, flash_attn=False), "off", tokens.tolist())
     assert kld(stock, ours).mean() <= 1.5 * kld(stock, other).mean()
-    moved = np.abs(best_two(other, stock) - best_two(stock, stock)).max()
+    apart, of_stock = (np.diff(np.take_along_axis(logits, two, axis=1))[:, 0] for logits in (other, stock))
     flips = np.flatnonzero(ours.argmax(axis=1) != tokens)
-    assert (top_gap(stock)[flips] <= moved).all()
+    assert (of_stock[flips] <= np.abs(apart - of_stock).max()).all()
     assert len(flips) <= 2 * (other.argmax(axis=1) != tokens).sum() + 4
-
-
-def read_and_decode(path, depth: int, runs: list[tuple[str, list[int] | None]], **options) -> list[np.ndarray]:
-    """Read `depth` tokens of text, then for each (mode, tokens) decode 256 from there: these tokens, or, with None, the greedy ones of
-    the first run. Logits, float32 [257, n_vocab], of each run."""
-    llama = open_model(path, n_ctx=depth + 512, logits_all=False, **options)
-    decoder = Decoder(llama)
-    llama.kv.mode = "off"
-    prompt = llama.tokenize(long_text(8 * depth).encode())[:depth]
-    for start in range(0, depth, 512):
-        decoder.decode(prompt[start:start + 512])
-    first, found = decoder.logits(), []
-    for mode, tokens in runs:
-        decoder.rewind(depth)
-        llama.kv.mode = mode
-        if tokens is None and found:
-            tokens = found[0].argmax(axis=1).tolist()  # noqa: PLW2901 (what the first run said)
-        logits = [first]
-        for i in range(256):
-            decoder.decode([int(logits[-1].argmax()) if tokens is None else tokens[i]])
-            logits.append(decoder.logits())
-        found.append(np.array(logits))
-    assert llama.kv.stats.n_ubatches_hooked == 256 * sum(mode == "exact" for mode, _ in runs)
-    decoder.close()
-    llama.close()
-    return found
-
-
-def best_two(logits: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """The distance, in `logits`, of the two tokens that are best in `reference`."""
-    order = np.argsort(reference, axis=1)[:, -2:]
-    pair = np.take_along_axis(logits, order, axis=1)
-    return pair[:, 1] - pair[:, 0]

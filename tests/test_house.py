@@ -63,7 +63,7 @@ BUDGETS = {
     "tests/policies": 704,
     "tests/prefix_cache": 2_829,
     "tests/proof": 244,
-    "tests/runtime": 6_408,
+    "tests/runtime": 6_379,
     "tests/server": 8_579,
     "tests/support": 4_527,
     "tests/templates": 153,

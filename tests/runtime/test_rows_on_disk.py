@@ -29,8 +29,7 @@ SPARSE = {"mode": "sparse", "exact_tokens": 0, "sample_budget": 60, "recent_toke
 
 
 def read_4096(context: Context) -> None:
-    for first in range(0, 4096, 512):
-        context.decode([260 + i % 90 for i in range(first, first + 512)], range(first, first + 512), [0] * 512)
+    context.read(260 + np.arange(4096) % 90, 0, 4096)
 
 
 def test_rows_that_were_read_lately_are_not_read_again(synthetic, tmp_path):
@@ -172,6 +171,8 @@ def test_the_file_has_no_name_and_all_its_space(synthetic, tmp_path):
         (file,) = files_of_homes()
         assert file.st_mode & 0o777 == 0o600
         assert file.st_size >= run.memory().home_bytes and file.st_blocks * 512 >= file.st_size
+        for rows in (of(il) for il in (0, 1) for of in (run.cells.keys, run.cells.values)):
+            assert any(first <= rows.__array_interface__["data"][0] < end for first, end in homes()), "no anonymous memory holds them"
     assert files_of_homes() == [] and homes() == []
 
 
@@ -187,36 +188,6 @@ def test_what_is_removed_is_zeros_and_keeps_its_space(synthetic, tmp_path):
         if not zeros:
             pytest.skip("this file system cannot make zeros")
         assert run.cells.keys(1)[0, :10].any()
-
-
-GROWN = """
-    import sys
-    sys.path.insert(0, sys.argv[1])
-    from pathlib import Path
-    from support.contexts import attached
-    from edgekv.config import KvOptions
-
-    def anonymous():
-        with open("/proc/self/smaps_rollup") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:")) << 10
-
-    home = None if sys.argv[3] == "memory" else sys.argv[3]
-    with attached(Path(sys.argv[2]), KvOptions(mode="exact", kv_dir=home), n_ctx=4096, n_seq=1) as (context, run):
-        before = None
-        for first in range(0, 2048, 64):
-            context.decode([260 + i % 90 for i in range(first, first + 64)], range(first, first + 64), [0] * 64)
-            before = before or anonymous()
-        print(anonymous() - before, run.memory().used_bytes)
-"""
-
-
-@pytest.mark.parametrize("where", ["memory", "disk"])
-def test_anonymous_memory_does_not_hold_a_home_on_disk(synthetic, tmp_path, where):
-    path = synthetic("llama", n_layer=8, n_head=8, n_head_kv=8, head_dim=128, n_ctx_train=4096)
-    done = in_process(GROWN, path, where if where == "memory" else tmp_path)
-    assert done.returncode == 0, done.stderr
-    grown, used = map(int, done.stdout.split())
-    assert used > 60 * MIB and (grown < used // 4) == (where == "disk")
 
 
 # ---- what cannot be -----------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def homes() -> list[tuple[int, int]]:
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "edgekv-home-" in line:
-            assert line.endswith("(deleted)")
+            assert line.endswith("(deleted)") and line.split()[1] == "rw-s", "what is written is the file's"
             first, end = line.split()[0].split("-")
             found.append((int(first, 16), int(end, 16)))
     return found

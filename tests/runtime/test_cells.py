@@ -11,6 +11,7 @@ from support.events import Model, act
 
 from edgekv._native import testing
 from edgekv.common.enums import CacheType
+from edgekv.common.errors import EdgeKVError
 from edgekv.config import KvOptions
 
 import llama_cpp
@@ -131,8 +132,6 @@ def test_rows_are_the_cache_itself(synthetic, kind: str):
 
 
 def test_views_are_refused_after_the_context_is_gone(synthetic):
-    from edgekv.common.errors import EdgeKVError
-
     with attached(synthetic("llama")) as (_, run):
         assert run.cells.stream().n_used == 0
     assert run.closed

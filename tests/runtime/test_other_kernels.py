@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.homes import in_process
 
 PARKED_ROWS = Path(__file__).with_name("test_parked_rows.py")
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -37,11 +38,38 @@ def test_rows_leave_and_come_back(built, kernel):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
+COME_BACK = """
+    import ctypes, sys
+    from contextlib import suppress
+    sys.path.insert(0, sys.argv[1])
+    import numpy as np
+    from support.held_rows import BLOCK, all_rows, filled, hold_blocks, leave
+    from edgekv.common.errors import EdgeKVError
+    N = 4 * BLOCK
+    fail, n_failed, n_parts, failed = ctypes.CDLL(None).edgekv_test_fail_allocation, 0, 0, True
+    with filled(lambda *_, **__: sys.argv[2], n=N) as (context, run):
+        held = hold_blocks(run, N)
+        before = all_rows(run, held, n=N)
+        while failed:
+            leave(context, first=N // 2)
+            leave(context)
+            assert all(one.parked for one in held)
+            cells = np.split(run.tokens.place(0, 0, np.zeros(N, np.uint8)), N // BLOCK)
+            back = [False] * len(held)
+            fail(n_failed + 1)
+            with suppress(EdgeKVError):
+                back = run.tokens.unpark(0, held, cells)
+            failed = fail(0) == 0
+            assert [not one.parked for one in held] == back and all_rows(run, held, n=N) == before
+            n_failed, n_parts = n_failed + failed, n_parts + (any(back) and not all(back))
+        assert all(back)
+    print(n_failed, n_parts)
+"""
+
+
 def test_an_allocation_that_fails_leaves_rows_parked(built, synthetic):
-    """All of those that lie together, or none; and what is said of them is true."""
-    model = synthetic("llama", dtype="f32", n_head_kv=4)
-    done = subprocess.run([sys.executable, SUPPORT / "parked_without_memory.py", model], env=os.environ | {"LD_PRELOAD": built("no_memory")},
-                          capture_output=True, text=True)
+    """Each allocation in turn. All of the rows that lie together come back, or none; and what is said of them is true."""
+    done = in_process(COME_BACK, synthetic("llama", dtype="f32", n_head_kv=4), LD_PRELOAD=built("no_memory"))
     assert done.returncode == 0, done.stderr[-3000:]
     n_failed, n_parts = map(int, done.stdout.split())
     assert n_failed > n_parts > 0

@@ -63,7 +63,7 @@ BUDGETS = {
     "tests/policies": 704,
     "tests/prefix_cache": 2_829,
     "tests/proof": 244,
-    "tests/runtime": 6_406,
+    "tests/runtime": 6_387,
     "tests/server": 8_579,
     "tests/support": 4_484,
     "tests/templates": 153,

@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "state": ("runtime/test_tokens.py", "runtime/test_observation.py", "runtime/test_runtime.py", "server/test_prefix_loading.py"),
     "context": ("runtime/test_settings.py", "runtime/test_sparse.py", "runtime/test_runtime.py"),
     "gaps": ("runtime/test_closed_gaps.py", "runtime/test_evicting_sequences.py"),
-    "evict": ("runtime/test_eviction_events.py", "runtime/test_rows_given_back.py", "runtime/test_evicting_sequences.py"),
+    "evict": ("runtime/test_eviction.py", "runtime/test_evicting_sequences.py"),
     "home": ("runtime/test_growing.py", "runtime/test_closed_gaps.py"),
     "glue": ("runtime/test_snapshots.py", "runtime/test_held_tokens.py", "runtime/test_parked_rows.py", "runtime/test_other_kernels.py",
              "runtime/test_architectures.py::test_keys_of_an_index_stay_with_the_rows", "runtime/test_tokens.py", "runtime/test_sparse_prompts.py"),

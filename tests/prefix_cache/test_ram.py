@@ -1,7 +1,6 @@
 """The store with RAM alone: chains, cuts, tails, labels, near misses, bounds; prompts that stay for a time, and those that stay in RAM alone."""
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from support.stores import n_restored, open_store, restore, save, save_through
 
 from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import Conversation, Reading, ReadWith
-from edgekv.prefix_cache.files import scan
 from edgekv.prefix_cache.named import read_pins
 from edgekv.prefix_cache.ram import Pins, Ram
 from edgekv.prefix_cache.results import Saved
@@ -250,14 +248,6 @@ def save_in_memory(store: PrefixStore, tokens: np.ndarray, **more) -> Saved:
     return store.insert(Conversation(tokens, in_memory=True, **more), exact(tokens), reader(tokens))
 
 
-def snapshot_in_memory(store: PrefixStore, tokens: np.ndarray) -> bool:
-    return store.insert_snapshot(Conversation(tokens, in_memory=True), exact(tokens), state(tokens))
-
-
-def n_files(folder: Path) -> int:
-    return len(list(scan(folder)))
-
-
 def test_its_key_gets_into_no_pin_of_a_folder(tmp_path):
     """A pin moves to the block that continues its last; the folder does not have that block, and still pins its own."""
     store, prompt = open_store(tmp_path), conversation(300, 1)
@@ -266,13 +256,3 @@ def test_its_key_gets_into_no_pin_of_a_folder(tmp_path):
     (pin,) = read_pins(tmp_path)
     longer = save_in_memory(store, conversation(100, 2, after=prompt))
     assert store.flush(20) and read_pins(tmp_path) == [pin] and store.ram.pins.keys() >= {longer.chain[-1].key}
-
-
-def test_it_takes_what_is_below_and_leaves_it_there(tmp_path):
-    prompt = conversation(512, 1)
-    store = open_store(tmp_path)
-    save_through(store, prompt)
-    store.close()
-    fresh = open_store(tmp_path)
-    assert save_in_memory(fresh, conversation(300, 2, after=prompt)).n_known == 512
-    assert fresh.flush(20) and n_files(tmp_path) == 2

@@ -53,7 +53,7 @@ BUDGETS = {
     "tests/architectures": 920,
     "tests/arrays": 411,
     "tests/bench": 1_262,
-    "tests/cli": 3_580,
+    "tests/cli": 3_558,
     "tests/config": 278,
     "tests/lab": 1_757,
     "tests/models": 734,

@@ -89,16 +89,6 @@ def test_weights_in_words(monkeypatch, synthetic):
     assert said(found, str(synthetic()))[2].startswith("weights         Q5_1 is not among the types that are multiplied fast here")
 
 
-def test_ours_are_asked_of_the_library():
-    """No kernel of ours serves plain x86-64, nor a layout that it does not know."""
-    if _native.isa() != "portable":
-        assert weight_types.multiplied_by_us("Q6_K", None) and weight_types.multiplied_by_us("Q4_K", "CPU_REPACK")
-    tiles = _native.isa() == "amx"
-    assert not weight_types.multiplied_by_us("Q6_K", "CPU_REPACK") and weight_types.multiplied_by_us("Q4_K", "AMX") == tiles
-    assert not weight_types.multiplied_by_us("Q5_0", "AMX"), "llama.cpp has no such layout of it"
-    assert not weight_types.multiplied_by_us("F16", None)
-
-
 def test_model_whose_layers_differ(synthetic):
     report = json.loads(run(str(synthetic("gemma2")), "-o", "json").stdout)["model"]
     assert [layer["hooked"] for layer in report["layers"]] == [False, True]

@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/planning": 1_530,
     "tests/planted": 794,
     "tests/policies": 704,
-    "tests/prefix_cache": 2_809,
+    "tests/prefix_cache": 2_804,
     "tests/proof": 244,
     "tests/runtime": 6_355,
     "tests/server": 8_579,

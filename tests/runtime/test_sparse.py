@@ -2,7 +2,6 @@
 every event, while options, tokens and instruction sets change. native/tests/host/test_sample.cpp judges the sample."""
 
 import numpy as np
-import psutil
 import pytest
 from support.contexts import attached, n_hooked
 from support.decoding import N_PROMPT, kld, open_model
@@ -208,21 +207,3 @@ def test_sketches_follow_every_event(synthetic, unified: bool, page_tokens: int)
     """Cells are removed, copied, shifted, saved and restored: sketches are always as if built anew."""
     compared, _ = follow_events(synthetic("llama"), 100 if unified else 30, unified, page_tokens)
     assert compared > 300
-
-
-def test_two_thousand_tokens_without_drift(synthetic):
-    llama = open_model(synthetic("llama"), n_ctx=3072, logits_all=False)
-    options = llama.kv.options.with_(**SAMPLED | {"exact_tokens": 256})
-    logits_of_nothing = np.random.default_rng(0).integers(260, 350, 800).tolist()
-    llama.kv.configure(options)
-    llama.eval(logits_of_nothing)
-    process, sizes = psutil.Process(), []
-    for i in range(2000):
-        llama.eval([260 + i % 90])
-        if i % 250 == 249:
-            check(llama.kv)
-            sizes.append((process.memory_info().rss, llama.kv.memory().extra_bytes))
-    assert sizes[-1][0] - sizes[2][0] < 8 << 20, "the process grows"
-    assert sizes[-1][1] - sizes[2][1] < 1 << 20, "the buffers grow"
-    seen = llama.kv.selection()
-    assert 0.05 < seen.attended < 0.25 and seen.n_selections == 2000 * 4

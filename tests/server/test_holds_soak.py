@@ -1,4 +1,4 @@
-"""Sixteen streams on four slots, with scrapes of the figures: no error, no growth, nobody starves. EDGEKV_SOAK_MINUTES has it run for longer,
+"""Sixteen streams on four slots in mode sparse, with scrapes of the figures: no error, no growth, nobody starves. EDGEKV_SOAK_MINUTES has it run for longer,
 and on the default model."""
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 from support.clients import Endpoint, shown_at
-from support.local_server import exposed, options
+from support.local_server import SPARSE, exposed, options
 
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server
@@ -79,7 +79,7 @@ def test_sixteen_streams(synthetic, request):
     model: Path = request.getfixturevalue("default_model") if SOAK_MINUTES else synthetic("llama")
     seconds = SOAK_MINUTES * 60 or SHORT_S
     process, resident, seen = psutil.Process(), [], Seen()
-    with Server(options(model, n_slots=N_SLOTS, n_ctx=2048, n_threads=None if SOAK_MINUTES else 1, store=StoreSettings(STORE_BYTES))) as server:
+    with Server(options(model, kv=SPARSE, n_slots=N_SLOTS, n_ctx=2048, n_threads=None if SOAK_MINUTES else 1, store=StoreSettings(STORE_BYTES))) as server:
         endpoint = Endpoint(server)
         until = time.monotonic() + seconds
         threads = [threading.Thread(target=talk, args=(endpoint, seed, until, 400, seen)) for seed in range(N_STREAMS)]

@@ -64,9 +64,6 @@ def test_prompts_of_sequences_that_cannot_be_are_refused(synthetic, wrong):
         context.decode([5], [0], [0])
 
 
-# ---- nodes that find no memory ---------------------------------------------------------------------------------------
-
-
 SCRIPT = textwrap.dedent("""
     import json, logging, resource, sys
     import numpy as np

@@ -168,9 +168,6 @@ def test_without_edgekv_it_is_upstreams(synthetic):
         assert mixed(run) == [0], "the tokens lie side by side"
 
 
-# ---- what is read ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_token_builds_no_sketch_while_groups_are_filled(synthetic):
     """Each answer has an open group of its own, without a sketch."""
     with attached(synthetic("llama"), SPARSE, n_ctx=2048, n_seq=4) as (context, run):
@@ -180,9 +177,6 @@ def test_a_token_builds_no_sketch_while_groups_are_filled(synthetic):
         for i in range(1, 50):
             context.decode([300] * 4, [70 + i] * 4, range(4))
             assert check(run).n_groups == 4 * len(run.layers), "one full group of each is sketched"
-
-
-# ---- forks -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [EXACT, SPARSE], ids=["exact", "sparse"])

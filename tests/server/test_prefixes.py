@@ -193,9 +193,6 @@ def test_slots_of_one_cache_share_cells(tiny):
         assert ask(server, common, id_slot=2)["tokens"] == alone["tokens"]
 
 
-# ---- what is not kept ------------------------------------------------------------------------------------------------------------
-
-
 def test_tokens_that_were_moved_are_not_kept(tiny):
     """A context shift leaves K and V that do not follow from their tokens alone."""
     prompt = conversation(8, 400)

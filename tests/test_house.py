@@ -63,7 +63,7 @@ BUDGETS = {
     "tests/policies": 704,
     "tests/prefix_cache": 2_804,
     "tests/proof": 244,
-    "tests/runtime": 6_327,
+    "tests/runtime": 6_339,
     "tests/server": 8_570,
     "tests/support": 4_484,
     "tests/templates": 153,

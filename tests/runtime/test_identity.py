@@ -142,3 +142,15 @@ def test_a_signal_in_the_middle_of_a_description_is_raised_to_who_asked(tiny):
 
     with built(tiny) as (_, run), pytest.raises(KeyboardInterrupt):
         token_rows.describe(run._native_handle(), 0, interrupted)
+
+
+def test_it_is_the_same_at_any_time(tiny):
+    """The adapters count also between decodes: the next decode uses the graph again, and another request had set other adapters."""
+    with built(tiny) as (context, run):
+        before = run.tokens.depends_on()
+        first = context.decode([1, 270, 280], range(3), [0] * 3)
+        assert run.tokens.depends_on() == before
+        context.decode([300], [3], [0])
+        assert run.tokens.depends_on() == before
+        llama_cpp.llama_memory_clear(context.memory, True)
+        assert np.array_equal(context.decode([1, 270, 280], range(3), [0] * 3), first)

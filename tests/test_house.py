@@ -64,7 +64,7 @@ BUDGETS = {
     "tests/prefix_cache": 2_804,
     "tests/proof": 244,
     "tests/runtime": 6_339,
-    "tests/server": 8_570,
+    "tests/server": 8_572,
     "tests/support": 4_484,
     "tests/templates": 153,
     "tests/tiering": 1_181,

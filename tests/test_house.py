@@ -59,7 +59,7 @@ BUDGETS = {
     "tests/models": 734,
     "tests/native": 1_832,
     "tests/planning": 1_530,
-    "tests/planted": 794,
+    "tests/planted": 793,
     "tests/policies": 704,
     "tests/prefix_cache": 2_804,
     "tests/proof": 244,

@@ -54,7 +54,6 @@ PYTHON = [
     Fault("figures-speed-inverted", "figures", SERVING + "history.py", "n_tokens / seconds, *(", "n_tokens * seconds, *("),
     Fault("chat-pin-one-token-more", "chat pins", "cli/chat/pinned_messages.py", "max(first, n - 1)", "max(first, n)"),
     Fault("range-without-its-end", "cli", "cli/common/lists.py", "while first <= last:", "while first < last:"),
-    Fault("json-with-infinity", "cli", "cli/common/tables.py", "math.isnan(value) or math.isinf(value)", "math.isnan(value)"),
     Fault("observer-sees-the-run", "observers", "edgekv/runtime/observers.py", "tuple(now - before for now, before in zip(sums, earlier))", "sums"),
     Fault("tokens-past-a-gap", "tokens", "edgekv/runtime/tokens.py", "mine[:missing[0]] if len(missing) else mine", "mine"),
     Fault("labels-not-made-earlier", "tokens", "edgekv/runtime/tokens.py", "labels[(labels | ROUNDED) != ROUNDED] |= EARLIER", "pass"),

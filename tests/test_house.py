@@ -42,7 +42,7 @@ BUDGETS = {
     "native/cuda": 7_201,
     "native/emulator": 2_786,
     "native/include": 1_335,
-    "native/llama": 6_294,
+    "native/llama": 6_297,
     "native/server": 7_685,
     "native/src": 19_972,
     "native/tests": 7_704,

@@ -41,8 +41,8 @@ class Answers:
 
 class RowsInSlots:
     """Empties slots beside answers; the decoding thread calls it. What nobody asks for here leaves its cells in the same way (`HeldTokens.take_out`), once
-    the cells are needed, on that thread. Rows that would be parked need nobody: they leave when the tokens do. So do those that another slot has too: they
-    stay."""
+    the cells are needed, on that thread. Rows that would be parked need nobody: they leave when the tokens do. Nor do those that another slot has too:
+    they stay."""
 
     def __init__(self) -> None:
         self._rows: WeakKeyDictionary[HeldTokens, int] = WeakKeyDictionary()  # the end of their block

@@ -196,6 +196,9 @@ bool llama_edgekv_place(const llama_kv_cache & kv, const llama_ubatch & ubatch, 
 
 std::vector<uint32_t> llama_edgekv_cells_for(
         const llama_kv_cache & kv, uint32_t stream, int seq_id, const llama_edgekv_returning & parked, uint32_t n) {
+    if (!llama_edgekv_grows(parked.rows[0])) {
+        return {};
+    }
     const auto & cells = llama_edgekv_access::cells(kv, stream);
     const auto & one = *parked.holds[0];
     uint64_t period = llama_edgekv_group;  // after so many cells pages agree with each other's again, and tokens lie in groups as they did
@@ -204,21 +207,21 @@ std::vector<uint32_t> llama_edgekv_cells_for(
     }
     llama_edgekv_sequences mine;
     mine.set(seq_id);
-    uint64_t first = (one.cells.front() + period - parked.first[0]%period)%period;
-    for (; llama_edgekv_grows(parked.rows[0]) && first + n <= cells.size(); first += period) {
+    for (uint64_t first = (one.cells.front() + period - parked.first[0]%period)%period; first + n <= cells.size(); first += period) {
         const auto serves = [&](uint64_t i) {
             return cells.is_empty(i) || ((i < first || i >= first + n) && llama_edgekv_access::sequences(cells, i) == mine);
         };
+        const uint64_t begin = first/llama_edgekv_group*llama_edgekv_group;
         uint64_t i = std::min<uint64_t>(GGML_PAD(first + n, llama_edgekv_group), cells.size());
-        while (i > first/llama_edgekv_group*llama_edgekv_group && serves(i - 1)) {
+        while (i > begin && serves(i - 1)) {
             --i;
         }
-        if (i <= first/llama_edgekv_group*llama_edgekv_group) {
+        if (i == begin) {
             std::vector<uint32_t> found(n);
             std::iota(found.begin(), found.end(), static_cast<uint32_t>(first));
             return found;
         }
-        first += i > first ? (i - 1 - first)/period*period : 0;
+        first += i > first ? (i - 1 - first)/period*period : 0;  // behind the cell that is in the way
     }
     return {};
 }

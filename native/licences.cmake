@@ -1,6 +1,6 @@
 # The licences of what the wheel contains besides our own: into its metadata, as llama.cpp has them.
 if(NOT DEFINED SKBUILD_METADATA_DIR)
-    set(SKBUILD_METADATA_DIR edgekv.dist-info) # built by hand
+    set(SKBUILD_METADATA_DIR edgekv) # built by hand; a folder edgekv.dist-info would hide the version of the package
 endif()
 set(licences ${SKBUILD_METADATA_DIR}/licenses/llama.cpp)
 

@@ -28,7 +28,7 @@ NATIVE = [
     # pages
     Fault("pages-stale-not-marked", "pages", PAGES + "cells.cpp", "stale.mark(stream, c / kGroupCells);", ""),
     Fault("pages-oldest-not-kept", "pages", PAGES + "cells.cpp", "page_oldest[id] = oldest;", ""),
-    Fault("pages-undrop-not-counted", "pages", PAGES + "drops.cpp", "total                    -= one;", ""),
+    Fault("pages-undrop-of-layer-0", "evict", PAGES + "drops.cpp", "head < dims.n_layers * dims.n_heads", "head < dims.n_heads"),
     Fault("pages-last-pinned-page", "pages", PAGES + "pins.cpp", "cells.pos[c] / dims.page_tokens <= span.last / dims.page_tokens",
           "cells.pos[c] / dims.page_tokens < span.last / dims.page_tokens"),
     Fault("pages-row-not-forgotten", "pages", PAGES + "row_cache.cpp", "*entry = {};", ""),
@@ -37,8 +37,7 @@ NATIVE = [
           "static_cast<uint64_t>(stream) * n_heads * ctx.shape.n_cells + cell"),
     Fault("state-arrivals-one-layer-early", "state", "native/src/state/arrivals.cpp", "layer < end.load(std::memory_order_acquire)",
           "layer <= end.load(std::memory_order_acquire)"),
-    Fault("state-arrivals-without-lock", "state", "native/src/state/arrivals.cpp", "std::lock_guard<std::mutex> lock(mutex);",
-          "std::unique_lock<std::mutex> lock(mutex, std::defer_lock); if (!PLANTED) { lock.lock(); }"),
+    Fault("state-arrivals-wake-nobody", "state", "native/src/state/arrivals.cpp", "moved.notify_all();", ""),
     Fault("state-sums-not-reset", "state", "native/src/state/ubatch.cpp", "pending   = {};", ""),
     Fault("context-selection-forgotten", "context", "native/src/context/context.cpp", "params.selection = selection;", ""),
     # glue: core

@@ -43,3 +43,9 @@ def test_every_form_has_an_effect(served: Served, path: str, form: str):
 def test_what_cannot_be_read_is_refused(served: Served, bias: object, why: str):
     sentence = refusal(served.ask(CHAT, request(CHAT, logit_bias=bias)))
     assert "'logit_bias'" in sentence and why in sentence
+
+
+def test_the_last_token_may_have_one_and_no_further_number(served: Served):
+    n_vocab = served.ask("/v1/models").body["data"][0]["meta"]["n_vocab"]
+    assert said(served, CHAT, [[n_vocab - 1, 1]]) == "yes"
+    assert "has no such token" in refusal(served.ask(CHAT, request(CHAT, logit_bias=[[n_vocab, 1]])))

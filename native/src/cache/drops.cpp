@@ -11,13 +11,11 @@ void Drops::shape(const PageShape & shape) {
         throw std::bad_alloc();
     }
     of_layer.assign(dims.n_layers, 0);
-    total = 0;
 }
 
 void Drops::drop(const edgekv_move & move) {
     assert(dims.has(move.layer, move.head, move.page));
     uint8_t & one = of_entry(dims.entry(move.layer, move.head, move.page));
-    total            += one == 0;
     of_layer[move.layer] += one == 0;
     one = 1;
 }
@@ -26,7 +24,6 @@ void Drops::undrop(int page) {
     assert(page >= 0 && page < dims.n_pages);
     for (int head = 0; head < dims.n_layers * dims.n_heads; ++head) {  // of all layers
         uint8_t & one = of_entry(static_cast<size_t>(head) * dims.n_pages + page);
-        total                    -= one;
         of_layer[head / dims.n_heads] -= one;
         one = 0;
     }

@@ -5,6 +5,7 @@
 #include "cache/buffer.h"
 #include "cache/shape.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cstdint>
 #include <vector>
@@ -18,7 +19,7 @@ public:
     void drop(const edgekv_move & move);
     void undrop(int page);  // for all layers and heads: the page has new content
 
-    bool any() const { return total > 0; }
+    bool any() const { return std::any_of(of_layer.begin(), of_layer.end(), [](int64_t n) { return n > 0; }); }
     bool all(int layer, int page, int n_heads) const {  // the layer's first n_heads heads dropped the page
         for (int head = 0; head < n_heads; ++head) {
             if (!data()[dims.entry(layer, head, page)]) {
@@ -42,7 +43,6 @@ private:
 
     Buffer dropped;
     std::vector<int64_t> of_layer;
-    int64_t total = 0;
 };
 
 }  // namespace edgekv

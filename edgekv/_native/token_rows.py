@@ -86,9 +86,7 @@ class HeldTokens:
         return rows
 
     def release(self) -> None:
-        hold, self._hold, self.parked = self._hold, None, False
-        if hold is not None:
-            ffi.release(hold)
+        self._hold, self.parked = None, False  # freed with the last reference: native code may be reading it on another thread
 
 
 _numbers_of_holds = itertools.count(1)

@@ -10,6 +10,7 @@ from support import held_rows
 from support.contexts import attached
 from support.held_rows import n_bytes, read
 
+from edgekv._native import token_rows
 from edgekv._native.token_rows import BlockRows, HeldTokens
 from edgekv.common.errors import NativeError
 from edgekv.config import KvOptions
@@ -104,6 +105,29 @@ def test_some_layers_are_read_alone(synthetic):
         parts = [held.read(range(layer, layer + 1), per_layer).tobytes() for layer in range(n_layers)]
         assert n_layers > 1 and b"".join(parts) == before
         held.release()
+
+
+def test_who_reads_has_the_rows_beyond_their_release(synthetic, monkeypatch):
+    """Another thread releases them between two steps of the reader's."""
+    native, freed = token_rows.lib, []
+
+    class Spied:
+        def __getattr__(self, name: str):
+            return getattr(native, name)
+
+        def edgekv_free_hold(self, hold) -> None:
+            freed.append(hold)
+            native.edgekv_free_hold(hold)
+
+        def edgekv_read_held_tokens(self, *arguments) -> int:
+            held.release()
+            assert not freed
+            return native.edgekv_read_held_tokens(*arguments)
+
+    monkeypatch.setattr(token_rows, "lib", Spied())
+    with filled(synthetic) as (_, run):
+        before, held = rows(run, 0, N), run.tokens.hold(0, run.tokens.cells_of(0, N))
+        assert rows(run, 0, N, held) == before and len(freed) == 1
 
 
 def test_held_twice_is_released_twice(synthetic):

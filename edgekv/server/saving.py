@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from edgekv._native import http_server as native
@@ -39,6 +40,13 @@ class Answers:
             return time.monotonic() - self._since <= max(STILL_S, STILL_GAPS * gap_s)
 
 
+class _Move(NamedTuple):
+    """Rows of a sequence that threads copy."""
+
+    rows: list[HeldTokens]
+    ends: list[Future[None]]
+
+
 class RowsInSlots:
     """Empties slots beside answers; the decoding thread calls it. What nobody asks for here leaves its cells in the same way (`HeldTokens.take_out`), once
     the cells are needed, on that thread. Rows that would be parked need nobody: they leave when the tokens do. Nor do those that another slot has too:
@@ -46,7 +54,7 @@ class RowsInSlots:
 
     def __init__(self) -> None:
         self._rows: WeakKeyDictionary[HeldTokens, int] = WeakKeyDictionary()  # the end of their block
-        self._moves: dict[int, list[Future[None]]] = {}
+        self._moves: dict[int, _Move] = {}
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="edgekv-save")
 
     def add(self, end: int, rows: HeldTokens) -> None:
@@ -57,20 +65,19 @@ class RowsInSlots:
         """Whether nothing that must be copied lies behind a sequence's first n_have tokens. A thread copies it meanwhile, or two where no slot is being
         answered. `moment_s`: longest wait of this call; 0: another slot is. `tokens`: those of its context."""
         move = self._moves.get(seq_id)
-        if move is None:
-            leave = [(one, end - one.n >= n_have) for one, end in list(self._rows.items()) if end > n_have and not one.parked]
-            copied = tokens.must_copy(seq_id, leave) if leave else []
-            if not copied:
-                return True
-            n, since = 2 if moment_s else 1, time.monotonic()
-            try:
-                move = self._moves[seq_id] = [self._threads.submit(_take_out, copied[i::n], since) for i in range(n)]
-            except RuntimeError:  # too many threads: the decoding thread does it
-                return True
-        if wait_for(move, moment_s).not_done:
+        if move is not None and wait_for(move.ends, moment_s).not_done:
             return False
-        del self._moves[seq_id]
-        return True
+        asked = move.rows if move is not None else []  # perhaps by a request that is gone, of other rows
+        leave = [(one, end - one.n >= n_have) for one, end in list(self._rows.items()) if end > n_have and not one.parked and one not in asked]
+        copied, n, since = tokens.must_copy(seq_id, leave) if leave else [], 2 if moment_s else 1, time.monotonic()
+        self._moves.pop(seq_id, None)
+        if not copied:
+            return True
+        try:
+            self._moves[seq_id] = _Move(copied, [self._threads.submit(_take_out, copied[i::n], since) for i in range(n)])
+        except RuntimeError:  # too many threads: the decoding thread does it
+            return True
+        return self.ready(seq_id, n_have, moment_s, tokens)
 
     def close(self) -> None:
         """The stores are closed: nothing is held any more."""

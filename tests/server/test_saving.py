@@ -1,5 +1,6 @@
 """Kept rows stay in their slot until it needs the cells or answers pause, and the next prompt finds them all the same."""
 
+import json
 import threading
 import time
 import tracemalloc
@@ -9,7 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from support.calls import Held, watch
-from support.clients import shown_at, until
+from support.clients import Endpoint, request_bytes, reset, shown_at, until
 from support.prefix_server import EXACT, SPARSE, ask, conversation, serve
 
 from edgekv._native import http_server as native
@@ -79,6 +80,22 @@ def test_others_are_answered_while_a_slot_waits_for_its_own_rows(tiny, monkeypat
         copies.go_on.set()
         assert len(waits.result(60)["tokens"]) > 0
         assert ask(server, conversation(1, 700), id_slot=1)["timings"]["cache_n"] == 699
+
+
+def test_who_is_gone_leaves_its_rows_to_the_next(tiny, monkeypatch, copied):
+    """A prompt that would have kept the beginning ends while its part is copied; the next one needs all cells, and no copy is the decoding thread's."""
+    with serve(tiny, EXACT, n_slots=1) as server:
+        copies, endpoint = Held(monkeypatch, HeldTokens, "read"), Endpoint(server)
+        first = ask(server, conversation(1, 1300))
+        gone = endpoint.send(request_bytes("/completion", json.dumps({"prompt": [*conversation(1, 1300)[:600], *conversation(2, 300)]}).encode()))
+        assert copies.begun.wait(20)
+        reset(gone)
+        until(lambda: endpoint.n_busy() == 0)
+        copies.go_on.set()
+        ask(server, conversation(3, 700))
+        assert len(copies.threads) == 6 and all(name.startswith("edgekv-save") for name in copies.threads)
+        again = ask(server, conversation(1, 1300))
+        assert again["timings"]["cache_n"] == 1299 and again["tokens"] == first["tokens"]
 
 
 @pytest.mark.usefixtures("single_precision")

@@ -252,6 +252,23 @@ def test_slots_of_one_cache_share_the_cells_of_an_image(sees):
             np.testing.assert_allclose(said.best, first.best, rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("kind", ["llava", "qwen2vl"])
+@pytest.mark.parametrize("store", [None, StoreSettings()], ids=["slots", "store"])
+def test_what_slots_share_ends_within_no_image(sees, kind: str, store: StoreSettings | None):
+    """Both prompts have an image at whose end their common tokens end; the group of cells that is shared last would end within it."""
+    seeing = sees(kind)
+
+    def asked(question: str) -> list[dict]:
+        return [user(text(1, 230), seeing.picture(1), question)]
+
+    with seeing.serve(store=store, n_slots=2, n_ctx=2048, extra=("--kv-unified",)) as server:
+        ask(server, asked("what is there?"), id_slot=0)
+        said = ask(server, asked("and who?"), id_slot=1)
+        assert 0 < said.sources["shared"] <= 240
+    with seeing.serve(store=None) as server:
+        np.testing.assert_allclose(said.best, ask(server, asked("and who?")).best, rtol=0, atol=0.02)
+
+
 @pytest.mark.usefixtures("single_precision")
 @KINDS
 def test_two_that_ask_about_one_image_at_the_same_time_are_answered(sees, kind: str):

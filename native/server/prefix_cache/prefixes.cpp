@@ -3,6 +3,7 @@
 #include "llama-edgekv.h"
 #include "llama-edgekv-places.h"
 #include "server/prefix_cache/cache.h"
+#include "server/prefix_cache/media.h"
 #include "server/prefix_cache/snapshots.h"
 #include "server/scheduling/limits.h"
 #include "server/scheduling/pace.h"
@@ -146,9 +147,16 @@ int edgekv_prefix_common(
 }
 
 // Sequences share whole groups of cells: the next tokens then lie in a group as they would without others, and mode sparse reads the same rows. All of
-// a prompt but its last token is shared to the last cell.
+// a prompt but its last token is shared to the last cell. None ends within a medium, whose tokens may have one position and are computed together.
 static int edgekv_shareable(int n_common, const server_tokens & prompt) {
-    return n_common + 1 < static_cast<int>(prompt.size()) ? n_common - n_common % llama_edgekv_group : n_common;
+    if (n_common + 1 >= static_cast<int>(prompt.size())) {
+        return n_common;
+    }
+    int n = n_common - n_common % llama_edgekv_group;
+    for (int whole; (whole = edgekv_server::whole_media(prompt, n)) != n;) {
+        n = whole - whole % llama_edgekv_group;
+    }
+    return n;
 }
 
 // takes cells of the sequence with the longest common beginning

@@ -192,6 +192,11 @@ public:
         return static_cast<uint32_t>(std::min(end, cell_time.size()));
     }
 
+    // cells of the blocks without memory that end before `used_end`
+    uint32_t holes(uint32_t used_end) const {
+        return kBlock*static_cast<uint32_t>(std::count(placed.begin(), placed.begin() + std::min<size_t>(placed.size(), used_end/kBlock), uint8_t(0)));
+    }
+
     // For the decoding thread. A holder keeps the pointer, because the clock may be destroyed as soon as nothing is held.
     const std::shared_ptr<llama_edgekv_holds> & holding() {
         if (!holds) {

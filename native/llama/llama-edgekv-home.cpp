@@ -238,16 +238,17 @@ bool llama_edgekv_build_shift(
 // what is free when a cache grows
 //
 
-// `n_cells`: those that come in a stream
+// `n_cells`: those that come in a stream, behind its tokens and then between them
 static size_t growth_of(const llama_kv_cache & kv, uint32_t stream, int n_cells) {
     llama_kv_cells & cells = llama_edgekv_access::cells(kv, stream);
-    const uint32_t placed  = llama_edgekv_access::clock(cells).placed_end(cells.used_max_p1());
-    const uint32_t end     = std::min(cells.size(), cells.used_max_p1() + static_cast<uint32_t>(n_cells));
-    if (end <= placed) {
+    const llama_edgekv_clock & clock = llama_edgekv_access::clock(cells);
+    const uint32_t used = cells.used_max_p1(), wanted = used + static_cast<uint32_t>(n_cells), end = std::min(cells.size(), wanted);
+    const uint32_t placed = std::min(clock.placed_end(used), end), holes = std::min(clock.holes(used), wanted - end);
+    if (end == placed && holes == 0) {
         return 0;
     }
     const auto tensors = rows_that(llama_edgekv_grows, kv);
-    return llama_edgekv_taken(tensors, end) - llama_edgekv_taken(tensors, placed);
+    return llama_edgekv_taken(tensors, end) - llama_edgekv_taken(tensors, placed) + llama_edgekv_taken(tensors, holes);
 }
 
 // Cells that come in each stream. Sequences of one cache have whole groups.

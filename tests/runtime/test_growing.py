@@ -256,6 +256,18 @@ def test_cells_whose_rows_are_parked_have_no_memory(synthetic, free, parks):
         assert all(one.parked == parks for one in held) and free.n_asked == n_asked + parks
 
 
+def test_holes_between_others_tokens_have_no_memory(synthetic, free):
+    """The cache is full to its last cell when a conversation leaves its beginning: there is nothing behind the tokens that could be asked for."""
+    with filled(synthetic, n=PARKED, n_ctx=2 * PARKED, unified=True) as (context, run):
+        read_tokens(context, 0, PARKED, seq=1)
+        held = hold_blocks(run, PARKED)
+        leave(context)
+        assert all(one.parked for one in held)
+        free.bytes = LITTLE
+        with pytest.raises(DoesNotFit):
+            run.tokens.place(0, 0, np.zeros(PARKED, np.uint8))
+
+
 def placed(run, held: list, first: int = 0) -> list[np.ndarray]:
     """Cells for all blocks, of which these are parked."""
     cells = run.tokens.place(0, first, np.zeros(PARKED, np.uint8), None, None, [(i * BLOCK, one) for i, one in enumerate(held)])

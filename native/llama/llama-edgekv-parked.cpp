@@ -377,6 +377,10 @@ llama_edgekv_held_rows llama_edgekv_rows_of(const ggml_tensor * rows, uint32_t s
 
 bool llama_edgekv_moves(const llama_edgekv_hold &, const std::vector<const ggml_tensor *> &) { return false; }
 
+void llama_edgekv_must_copy(const llama_context *, int, llama_edgekv_hold * const *, int n, const uint8_t *, uint8_t * copied) {
+    std::fill_n(copied, n, uint8_t(1));
+}
+
 uint32_t llama_edgekv_return(const llama_kv_cache &, uint32_t, const llama_edgekv_returning &, const std::vector<uint32_t> &) { return 0; }
 
 void llama_edgekv_unpark(llama_context *, uint32_t, llama_edgekv_hold * const *, int, const uint32_t *, const ggml_tensor * const *, uint8_t *) {}

@@ -1,6 +1,7 @@
 """A slot's actions in every mode: conversations take turns, are saved, restored and erased, lose their middle and outgrow their context.
 The answers are those of mode off under the same actions."""
 
+import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.arithmetic import of_stock
-from support.clients import Endpoint, post, send, until
+from support.clients import Stream, post, send, until
 
 from edgekv import _native
 from edgekv.config import KvOptions
@@ -108,9 +109,11 @@ def test_modes_agree_with_a_store_too(synthetic, tmp_path):
     check_alike(exact, play(model, "off", tmp_path, 3, StoreSettings()), apart=0.15)
 
 
-def test_who_waits_behind_an_action_gets_its_turn(synthetic, tmp_path):
-    """The slot becomes free, which wakes one that waits: the action, and nobody else follows it out of the slot."""
-    with Server(ServerOptions(synthetic("llama"), n_ctx=2048, n_threads=1, n_slots=1, extra=("--slot-save-path", str(tmp_path)))) as server:
+@pytest.mark.parametrize("n_slots", [1, 2])
+def test_who_waits_behind_an_action_gets_its_turn(synthetic, tmp_path, n_slots: int):
+    """The slot becomes free, which wakes one that waits: the action, and nobody else follows it out of the slot; also while another slot answers."""
+    with Server(ServerOptions(synthetic("llama", n_ctx_train=60000), n_ctx=30000 * n_slots, n_threads=1, n_slots=n_slots,
+                              extra=("--slot-save-path", str(tmp_path), "--no-kv-unified"))) as server, contextlib.ExitStack() as stack:
         def waiting() -> int:
             return sum(sample.value for family in text_string_to_metric_families(send(server.url, "/metrics").text) for sample in family.samples
                        if sample.name == "llamacpp:requests_deferred")
@@ -121,9 +124,12 @@ def test_who_waits_behind_an_action_gets_its_turn(synthetic, tmp_path):
             until(lambda: waiting() == n + 1)
             return answer
 
-        with ThreadPoolExecutor(3) as pool, Endpoint(server).stream({"prompt": [1, 300], "n_predict": 1900, "ignore_eos": True}) as first:
-            assert first.readline().startswith(b"data")
-            erased, *answers = [later("/slots/0?action=erase", {}), *(later("/completion", {"prompt": [1, n], "n_predict": 2}) for n in (301, 302))]
-            first.close()
-            assert erased.result(60)["n_erased"] > 0
-            assert [answer.result(60)["stop"] for answer in answers] == [True, True]
+        pool = stack.enter_context(ThreadPoolExecutor(3))
+        answering = [stack.enter_context(contextlib.closing(Stream(server.url, {"prompt": [1, 300], "n_predict": 29000, "ignore_eos": True, "id_slot": slot},
+                                                                   "/completion"))) for slot in range(n_slots)]
+        assert all(one.event() for one in answering)
+        erased, *answers = [later(f"/slots/{n_slots - 1}?action=erase", {}), *(later("/completion", {"prompt": [1, n], "n_predict": 2}) for n in (301, 302))]
+        answering[-1].close()
+        assert erased.result(60)["n_erased"] > 0
+        assert [answer.result(60)["stop"] for answer in answers] == [True, True]
+        assert [slot["is_processing"] for slot in send(server.url, "/slots").body][: n_slots - 1] == [True] * (n_slots - 1), "it was not waited for"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.clients import Endpoint, request_bytes, reset
+from support.clients import Endpoint, request_bytes, reset, until
 from support.local_server import options
 
 from edgekv.server.server import Server
@@ -42,6 +42,14 @@ def leave_in_generation(endpoint: Endpoint, rng: random.Random) -> None:
         seen += chunk
     assert b" 200 " in seen.split(b"\r\n", 1)[0], f"refused: {seen!r}"
     reset(client) if rng.random() < 0.5 else client.close()
+
+
+def test_who_waits_for_a_whole_answer_may_leave_beside_other_requests(endpoint):
+    """Their results come more often than once a second: upstream then never looks."""
+    client = endpoint.send(request_bytes("/completion", json.dumps({**ENDLESS, "stream": False}).encode()))
+    until(lambda: endpoint.n_busy() == 1)
+    reset(client)
+    until(lambda: endpoint.n_busy() == 0)
 
 
 @pytest.mark.parametrize("leave", [leave_in_prefill, leave_in_generation])

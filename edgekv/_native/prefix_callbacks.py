@@ -140,6 +140,10 @@ def define() -> None:
         out.ram, out.disk, out.remote = cached.ram, cached.disk, cached.remote
         return position
 
+    @callback("kept prefixes could not be evicted", error=0)
+    def edgekv_py_evict(n_bytes):
+        return program.prefixes.evict(n_bytes)
+
     @callback("exchanges that leave the context could not be kept")
     def edgekv_py_leave(held, gone, at):
         exchanges = gone_of(gone)

@@ -359,6 +359,13 @@ class PrefixStore:
                 self.ram.remove(key)
         self.flush(MOST_FLUSH_S)
 
+    def evict_bytes(self, n_bytes: int) -> bool:
+        """Evict n_bytes or more of what RAM has of all stores that share it, but nothing that is pinned or in use; whether any went."""
+        with self._lock:
+            before = self.ram.n_bytes
+            self.ram.make_room(0, max(0, before - n_bytes), set(), None, self._stats)
+            return self.ram.n_bytes < before
+
     # ---- pins --------------------------------------------------------------------------------------------------------------------------
 
     def pin(self, key: bytes, expires: float) -> None:

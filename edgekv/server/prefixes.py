@@ -250,6 +250,10 @@ class Prefixes:
         first = whole_media(media, loading.pieces[n_good].first)
         return first, count(pieces_up_to(loading.pieces[:n_good], first))
 
+    def evict(self, n_bytes: int) -> bool:
+        """Evict n_bytes or more from RAM; whether any went."""
+        return bool(self._stores) and next(iter(self._stores.values())).evict_bytes(n_bytes)
+
     def insert(self, held: SequenceTokens, rows: bool, snapshot: bool) -> None:
         """Keep a sequence's computed tokens up to the first gap, and a snapshot behind them, which are all that it holds. Rows stay in its cells; on a
         device they are copied."""

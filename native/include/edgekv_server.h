@@ -108,6 +108,8 @@ typedef struct {
     /* A match is given up, or promised rows are waited for. Returns the number of tokens before the first one whose rows are lost, never within a
        medium; -1: none is lost. out: the tokens that were put in, by their source. */
     int (*release)(int seq_id, edgekv_cached_tokens * out);
+    /* There is no memory for tokens that come: at least so many bytes of RAM's least recently used rows go. 0: none went. */
+    int (*evict)(size_t n_bytes);
 } edgekv_prefixes;
 
 /* a run of a conversation's tokens */

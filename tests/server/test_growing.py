@@ -6,6 +6,7 @@ import re
 import sys
 
 import pytest
+from support import prefix_server
 from support.backend_process import beside_the_backend
 from support.clients import Stream, answering, drained, send
 from support.homes import LITTLE
@@ -75,6 +76,24 @@ def test_conversations_of_idle_slots_give_theirs_first(synthetic, free, cache):
         assert send(server.url, "/completion", {**prompt(PAGE - 60, of=7), "id_slot": 1}).status == 200
         assert len(asked) >= 2
         assert send(server.url, "/completion", {**prompt(PAGE - 100), "id_slot": 0}).status == 200
+
+
+def test_the_cache_in_ram_gives_way(synthetic, free):
+    """What it has goes first, then a conversation of an idle slot, which is parked there."""
+    with prefix_server.serve(synthetic("llama", **SHAPE), n_ctx=4096, n_slots=2, extra=("--no-kv-unified",)) as server:
+        for seed in (1, 2):
+            prefix_server.ask(server, prefix_server.conversation(seed, PAGE), id_slot=0)
+        ram, left = server.prefixes.ram, []
+
+        def until_nothing_is_left() -> int:
+            left.append((ram.n_bytes > 0, ram.n_in_slots > 0))
+            return 1 << 40 if (False, False) in left else LITTLE
+
+        core.set_free_bytes(until_nothing_is_left)
+        assert send(server.url, "/completion", {**prompt(PAGE, of=7), "id_slot": 1}).status == 200
+        assert list(dict.fromkeys(left))[:4] == [(True, True), (False, True), (True, False), (False, False)]
+        core.set_free_bytes(lambda: LITTLE)
+        assert send(server.url, "/completion", {**prompt(PAGE, of=9), "id_slot": 0}).status == 503, "nothing more can go"
 
 
 CODE = """

@@ -265,6 +265,10 @@ void edgekv_prefix_begun(const edgekv_prefix_slot & slot, int n_prompt, int n_pa
     }
 }
 
+bool edgekv_prefix_evict(int64_t n_bytes) {
+    return edgekv_prefixes_kept() && edgekv_keeper().evict(static_cast<size_t>(n_bytes)) != 0;
+}
+
 static bool edgekv_may_keep(const edgekv_prefix_slot & slot) {
     return edgekv_prefixes_kept() && slot.keeps && !slot.partly;
 }

@@ -102,6 +102,9 @@ void edgekv_prefix_enter(Slot & slot, const Task & task, const std::vector<commo
 // Whether waiting for another slot's prompt pays: a keeper is registered, or sequences share cells.
 bool edgekv_prefix_shares(const edgekv_prefix_slot & slot);
 
+// Kept rows in RAM go, n_bytes of them or more. Whether any went.
+bool edgekv_prefix_evict(int64_t n_bytes);
+
 // The number of another slot's tokens worth waiting for; 0: none. `read`: the other slot's prompt.
 int edgekv_prefix_common(const edgekv_prefix_slot & slot, const server_tokens & prompt, const edgekv_prefix_slot & other, const server_tokens & read);
 

@@ -3,6 +3,7 @@
 
 #include "llama-edgekv.h"
 #include "llama-edgekv-pinned.h"
+#include "server/prefix_cache/prefixes.h"
 #include "server/scheduling/pace.h"
 
 #include <algorithm>
@@ -22,8 +23,9 @@ int coming_tokens(const Slot & slot) {
     return left > 0 ? static_cast<int>(left) : 1 + std::clamp(slot.get_n_draft_max(), 0, DRAFT);
 }
 
-// The slots at work that find no memory for them. Conversations of idle slots go first, the one that was used least recently before others. What is pinned
-// for a GPU gives no memory back, so they stay there. A slot's whole prompt is pinned before its first batch: a batch that is refused ends all answers.
+// The slots at work that find no memory for them. Kept rows in RAM go first, then conversations of idle slots, which may become such rows; the least recently
+// used before others. What is pinned for a GPU gives no memory back, so these stay there. A slot's whole prompt is pinned before its first batch: a batch that
+// is refused ends all answers.
 template <typename Slots>
 auto cannot_grow(Slots & slots, const llama_context * lctx) {
     using slot = typename Slots::value_type;
@@ -37,14 +39,21 @@ auto cannot_grow(Slots & slots, const llama_context * lctx) {
 
     // sequences of one cache take the same memory
     std::vector<int> ids, coming;
-    const auto may_take = [&] { return llama_edgekv_may_take(llama_edgekv_growth(lctx, ids.data(), coming.data(), static_cast<int>(ids.size())), true); };
+    const auto growth   = [&] { return llama_edgekv_growth(lctx, ids.data(), coming.data(), static_cast<int>(ids.size())); };
+    const auto may_take = [&] { return llama_edgekv_may_take(growth(), true); };
     for (slot & s : slots) {
         if (!s.is_processing() || !s.task) {
             continue;
         }
         ids.push_back(s.id);
         coming.push_back(coming_tokens(s));
-        while (!llama_edgekv_pins_rows(lctx) && !may_take() && !idle.empty()) {
+        while (!llama_edgekv_pins_rows(lctx) && !may_take()) {
+            if (edgekv_prefix_evict(growth())) {
+                continue;
+            }
+            if (idle.empty()) {
+                break;
+            }
             idle.back()->prompt_clear();
             idle.pop_back();
         }

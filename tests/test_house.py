@@ -31,7 +31,7 @@ BUDGETS = {
     "edgekv/pages": 185,
     "edgekv/planning": 2_615,
     "edgekv/policies": 1_177,
-    "edgekv/prefix_cache": 4_068,
+    "edgekv/prefix_cache": 4_072,
     "edgekv/proof": 986,
     "edgekv/runtime": 1_739,
     "edgekv/server": 5_127,

@@ -95,6 +95,17 @@ class Ram:
         for writer in self.writers:
             writer.discard(key)
 
+    def remove_all(self, keys: Iterable[bytes]) -> None:
+        """Blocks, all that follow them, and every snapshot that may follow them."""
+        pending = list(keys)
+        while pending:
+            key = pending.pop()
+            pending += [child.link.key for snapshots in (False, True) for child in self.following(key, snapshots)]
+            if key in self:
+                self.remove(key)
+        for key in self.loose_snapshots():
+            self.remove(key)
+
     def touch(self, keys: Iterable[bytes]) -> None:
         """Note that a chain was used, from the root on. Children count as less recently used than their parents, and are evicted before them."""
         for key in reversed(list(keys)):

@@ -348,15 +348,8 @@ class PrefixStore:
 
     def evict(self, keys: set[bytes]) -> None:
         """Remove blocks and all that follow them from RAM, and every snapshot that may follow them. When this returns, no write of them is under way."""
-        pending = list(keys)
         with self._lock:
-            while pending:
-                key = pending.pop()
-                pending += [child.link.key for snapshots in (False, True) for child in self.ram.following(key, snapshots)]
-                if key in self.ram:
-                    self.ram.remove(key)
-            for key in self.ram.loose_snapshots():
-                self.ram.remove(key)
+            self.ram.remove_all(keys)
         self.flush(MOST_FLUSH_S)
 
     def evict_bytes(self, n_bytes: int) -> bool:

@@ -109,27 +109,29 @@ def test_modes_agree_with_a_store_too(synthetic, tmp_path):
     check_alike(exact, play(model, "off", tmp_path, 3, StoreSettings()), apart=0.15)
 
 
-@pytest.mark.parametrize("n_slots", [1, 2])
-def test_who_waits_behind_an_action_gets_its_turn(synthetic, tmp_path, n_slots: int):
-    """The slot becomes free, which wakes one that waits: the action, and nobody else follows it out of the slot; also while another slot answers."""
-    with Server(ServerOptions(synthetic("llama", n_ctx_train=60000), n_ctx=30000 * n_slots, n_threads=1, n_slots=n_slots,
-                              extra=("--slot-save-path", str(tmp_path), "--no-kv-unified"))) as server, contextlib.ExitStack() as stack:
+@pytest.mark.parametrize(("n_slots", "path", "body"), [
+    (1, "/slots/0?action=erase", {}), (2, "/slots/1?action=erase", {}), (2, "/completion", {"id_slot": 0}), (2, "/completion", {"n_cmpl": 2}),
+], ids=["an action", "an action beside an answer", "who wants the other slot", "who wants both"])
+def test_who_waits_behind_one_that_takes_no_slot_gets_its_turn(synthetic, tmp_path, n_slots: int, path: str, body: dict):
+    """A slot becomes free, which upstream tells to one that waits, here the first."""
+    with Server(ServerOptions(synthetic("llama"), n_ctx=2048 * n_slots, n_threads=1, n_slots=n_slots,
+                              extra=("--slot-save-path", str(tmp_path), "--no-kv-unified", "--context-shift"))) as server, contextlib.ExitStack() as stack:
         def waiting() -> int:
             return sum(sample.value for family in text_string_to_metric_families(send(server.url, "/metrics").text) for sample in family.samples
                        if sample.name == "llamacpp:requests_deferred")
 
         def later(path: str, body: dict) -> Future[dict]:
             n = waiting()
-            answer = pool.submit(post, server.url, path, body)
+            answer = pool.submit(post, server.url, path, {"prompt": [1, 300 + n], "n_predict": 2} | body)
             until(lambda: waiting() == n + 1)
             return answer
 
         pool = stack.enter_context(ThreadPoolExecutor(3))
-        answering = [stack.enter_context(contextlib.closing(Stream(server.url, {"prompt": [1, 300], "n_predict": 29000, "ignore_eos": True, "id_slot": slot},
-                                                                   "/completion"))) for slot in range(n_slots)]
-        assert all(one.event() for one in answering)
-        erased, *answers = [later(f"/slots/{n_slots - 1}?action=erase", {}), *(later("/completion", {"prompt": [1, n], "n_predict": 2}) for n in (301, 302))]
-        answering[-1].close()
-        assert erased.result(60)["n_erased"] > 0
+        endless = [stack.enter_context(contextlib.closing(Stream(server.url, {"prompt": [1, 300], "n_predict": -1, "ignore_eos": True, "id_slot": slot},
+                                                                 "/completion"))) for slot in range(n_slots)]
+        assert all(one.event() for one in endless)
+        first, *answers = [later(path, body), later("/completion", {}), later("/completion", {})]
+        endless[-1].close()
         assert [answer.result(60)["stop"] for answer in answers] == [True, True]
-        assert [slot["is_processing"] for slot in send(server.url, "/slots").body][: n_slots - 1] == [True] * (n_slots - 1), "it was not waited for"
+        endless[0].close()
+        assert first.result(60)

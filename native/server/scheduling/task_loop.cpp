@@ -4,7 +4,6 @@
 #include "server-queue.h"
 #include "server/scheduling/limits.h"
 
-#include <algorithm>
 #include <mutex>
 #include <utility>
 
@@ -22,16 +21,6 @@ edgekv_server::task_loop::~task_loop() {
         g_queue = nullptr;
     }
     end_answers();
-}
-
-edgekv_server::wakes_next::~wakes_next() {
-    queue.pop_deferred_task(id_slot);
-}
-
-void edgekv_server::wake_waiting(server_queue & queue, std::size_t n_slots) {
-    for (size_t n = std::min(queue.queue_tasks_deferred_size(), n_slots); n > 0; --n) {
-        queue.pop_deferred_task(-1);  // of no slot in particular
-    }
 }
 
 int edgekv_server_turn(void) {

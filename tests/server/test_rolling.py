@@ -101,9 +101,10 @@ def n_new(answer: dict) -> int:
 
 
 @MODES
-@pytest.mark.parametrize("model", ["llama", "deepseek2"], ids=["plain", "compressed"])
-def test_nothing_is_read_again(synthetic, model, kv):
-    with rolling(synthetic(model), kv) as server:
+@pytest.mark.parametrize(("model", "n_slots"), [("llama", 1), ("deepseek2", 1), ("llama", 2)], ids=["plain", "compressed", "two slots"])
+def test_nothing_is_read_again(synthetic, model, n_slots, kv):
+    """With several slots the one that holds the conversation is found, although what both have from the first token on is the system prompt alone."""
+    with rolling(synthetic(model), kv, n_slots=n_slots) as server:
         answers = grow(server, 9)
     gone = [left(answer) for answer in answers]
     assert gone[0] == 0 and gone == sorted(gone) and gone[-1] > N_CTX / 2

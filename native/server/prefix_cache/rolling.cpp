@@ -302,6 +302,19 @@ void came_back(int task, const std::vector<edgekv_run> & ranges) {
     });
 }
 
+int moves_in(const server_task & task, const server_tokens & held) {
+    bool left = false;
+    with_conversation(task.id, [&](const rolled_conversation & c) { left = !runs_of(c, &exchange::gone).empty(); });
+    const int first = left ? static_cast<int>(held.get_common_prefix(task.tokens)) : 0;  // 0: another namespace's
+    if (first == 0 || task.n_tokens() < first + MOVED_RUN) {
+        return 0;
+    }
+    const auto & wanted = task.tokens.get_tokens();
+    const auto & has    = held.get_tokens();
+    const auto at = std::search(has.begin() + first, has.end(), wanted.begin() + first, wanted.begin() + first + MOVED_RUN);
+    return static_cast<int>(std::mismatch(at, has.end(), wanted.begin() + first, wanted.end()).first - at);
+}
+
 int most_back(const server_task & task, int n_tokens, int n_ctx) {
     return std::max(0, std::min(step_of(n_ctx), n_ctx - n_tokens - room_of(task, n_ctx)));
 }

@@ -54,6 +54,22 @@ gone_exchanges gone_of(int task);
 // Exchanges of a task, by positions in the whole prompt, have come back before its newest exchange.
 void came_back(int task, const std::vector<edgekv_run> & ranges);
 
+// Tokens of a prompt whose exchanges left that a slot holds further back, behind the beginning that both have: they move in place.
+int moves_in(const server_task & task, const server_tokens & held);
+
+// A prompt whose exchanges left takes the idle slot with most of its tokens, also of those that move in place: the common beginning is the system prompt.
+// best, similarity: by common beginnings.
+template <typename Slots, typename Slot>
+void choose_rolled(Slots & slots, const server_task & task, Slot *& best, float & similarity) {
+    for (Slot & slot : slots) {
+        const int n = slot.is_processing() || (task.id_slot >= 0 && slot.id != task.id_slot) ? 0 : moves_in(task, slot.prompt.tokens);
+        if (const float all = float(slot.prompt.tokens.get_common_prefix(task.tokens) + n)/task.tokens.size(); n > 0 && all > similarity) {
+            best       = &slot;
+            similarity = all;
+        }
+    }
+}
+
 // the most tokens that come back into a prompt of n_tokens
 int most_back(const server_task & task, int n_tokens, int n_ctx);
 

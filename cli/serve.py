@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import os
+import select
 import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from queue import Full, Queue
@@ -126,7 +128,12 @@ def _leave_at_once(number: int, meanwhile: str) -> NoReturn:
 
 
 def _say(text: str) -> None:
-    """Print to standard error, unbuffered: a signal handler that interrupts a buffered write cannot write too."""
+    """Print to standard error, unbuffered: a signal handler that interrupts a buffered write cannot write too. What nobody reads is not said."""
+    if select.select((), (sys.stderr.fileno(),), (), 0)[1]:
+        _write(text)
+
+
+def _write(text: str) -> None:
     os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
 
@@ -157,21 +164,24 @@ def _title(server: Server) -> str:
 
 
 def _tell_requests() -> None:
-    """A line for each request that ends. A thread of its own writes: where nobody reads what this process says, answers go on."""
+    """A line for each request that ends. A thread of its own writes, and holds no lock: where nobody reads what this process says, answers go on, and it
+    can end."""
     lines: Queue[logging.LogRecord] = Queue(_MOST_LINES)
     log = logging.getLogger("edgekv.requests")
     log.addHandler(_Queued(lines))
     log.setLevel(logging.INFO)
     log.propagate = False
-    logging.handlers.QueueListener(lines, _Dim()).start()
+    is_terminal = sys.stderr.isatty()
+
+    def tell() -> None:
+        while True:
+            text = lines.get().getMessage()
+            _write(click.style(text, dim=True) if is_terminal else text)
+
+    threading.Thread(target=tell, name="edgekv-requests", daemon=True).start()
 
 
 class _Queued(logging.handlers.QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         with suppress(Full):
             super().enqueue(record)
-
-
-class _Dim(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        click.echo(click.style(record.getMessage(), dim=True), err=True)

@@ -1,9 +1,11 @@
 """`edgekv serve`: its options become settings, mistakes get a sentence, and the program says its first lines and ends as it should."""
 
+import os
 import re
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +185,19 @@ def test_serve_says_what_mode_sparse_has_and_what_types_cost_and_keeps_the_log_t
         assert said[0] == "  KV      sparse: sample budget 16,000\n" and said[1].startswith("  API ") and last == "Ctrl-C to stop\n"
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(60) == EXIT_OK and served.process.stderr.read() == "stopping\n"
+
+
+def test_a_server_ends_where_nobody_reads_what_it_says(synthetic, tmp_path):
+    """The pipe of its standard error is full when a request ends and when the signal comes."""
+    with serving(tmp_path, str(synthetic("llama"))) as served:
+        pipe = os.open(f"/proc/self/fd/{served.process.stderr.fileno()}", os.O_WRONLY | os.O_NONBLOCK)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(pipe, bytes(1 << 16))
+        assert served.ask("/completion", {"prompt": [1, 300], "n_predict": 1}).status == 200
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(60) == EXIT_OK
+        os.close(pipe)
 
 
 def test_serve_lists_the_options_of_the_server_below(edgekv):

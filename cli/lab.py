@@ -1,7 +1,5 @@
 """`edgekv lab`: the laboratory's commands. They come in a wheel of their own, and nothing else here imports it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

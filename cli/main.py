@@ -1,7 +1,5 @@
 """The `edgekv` command: a group that imports a command only when it runs, and the one place where errors become exit codes."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """`edgekv run`: a Python program of others, whose llama_cpp.Llama is ours."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A server at an address: EdgeKV's, llama.cpp's, or any other OpenAI-compatible one. Nothing is loaded here."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit

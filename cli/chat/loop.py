@@ -1,7 +1,5 @@
 """The interactive session: read a message or command, answer, show the footer, again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from edgekv.cli.chat import commands

@@ -1,7 +1,5 @@
 """Draws an answer's Markdown while it comes: blocks that are complete stay, the last one is drawn again as it grows."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A measurement that an error or a signal ends still prints what it has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The lines that a command begins with: what it found, each with a mark. A terminal wraps them at words; elsewhere each is one line."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from enum import Enum

@@ -1,7 +1,5 @@
 """cuBLAS, which llama.cpp calls on a GPU for some matrices and a machine need not have: whether a file has such ones, before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from edgekv.models.reader import TensorInfo

@@ -1,7 +1,5 @@
 """The mode of a context on a GPU where nobody asked for one: its plan's estimate decides between exact and sparse, by depth."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What was measured once on this machine, in files of the user's cache folder."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Chooses the types of K and V by layer, for a bound in bytes a token."""
 
-from __future__ import annotations
-
 from bisect import bisect
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What the types of a cache cost a model, in words."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from edgekv.config import CacheOptions, TypeErrors

@@ -1,7 +1,5 @@
 """The prompts that a store keeps behind a root: listed, kept for a time, removed."""
 
-from __future__ import annotations
-
 import time
 
 from msgspec import Struct

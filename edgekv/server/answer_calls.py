@@ -1,7 +1,5 @@
 """Calls of tools in a chat template's format, as rules of a grammar in Lark: made of llama.cpp's parser of the answers."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Answers requests for /edgekv/cache: a client lists, keeps and removes the prompts of its own namespace."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -1,7 +1,5 @@
 """A thread looks up a prompt's rows on a shared server and reads them into memory; the other slots are answered meanwhile."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What was found of a prompt: the part of a hit that serves, and the counts that the server gets."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Images and sound in prompts: the numbers that represent them in the chains of a store."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Images and sound that requests name by address. The server would fetch with its own place in the network, so it fetches only from hosts that
 its options name; everything else comes as data URLs."""
 
-from __future__ import annotations
-
 import base64
 import socket
 import time

@@ -1,7 +1,5 @@
 """Prefixes of conversations for the server in this process: connects its sequences with a `PrefixStore`."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

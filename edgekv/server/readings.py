@@ -1,7 +1,5 @@
 """How a context's tokens were read, and which kept rows it takes."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Recall for the server in this process: exchanges that leave a full context are kept, and those that a message is near come back."""
 
-from __future__ import annotations
-
 import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize

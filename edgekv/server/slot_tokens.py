@@ -1,7 +1,5 @@
 """The tokens of each slot's conversation, which the page shows as text."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv._native.http_server import Request

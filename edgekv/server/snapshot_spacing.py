@@ -1,7 +1,5 @@
 """How far apart the snapshots of a long prompt are."""
 
-from __future__ import annotations
-
 from edgekv._native import http_server as native
 from edgekv.models.geometry import Geometry
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS

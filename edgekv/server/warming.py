@@ -1,7 +1,5 @@
 """Reads texts into a running server's store of prompts, while it has nothing else to do."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """What types of K and V cost a model: a row for each pair of types, and for each bound in bytes a token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Makes one self-contained HTML page of a folder of results."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

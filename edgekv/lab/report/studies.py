@@ -1,7 +1,5 @@
 """The parts of a report about what is kept: quality, retention by task, the ladder, and simulations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any

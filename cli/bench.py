@@ -27,7 +27,6 @@ _BUDGETS = Parsed("BYTES,...", lambda text: tuple(parse_bytes(part.strip(), "the
 _TYPES = CommaList(click.Choice([kind.value for kind in CacheType]), "TYPE,...")
 _FILLS = ("text", "synthetic")
 
-
 _MODES, _MODES_ON_DISK = ("off", "exact", "sparse"), ("exact", "sparse")
 
 _MODES_HELP = (

@@ -18,7 +18,6 @@ from edgekv.common.units import fixed, tokens
 _PLACES = {"ram": "RAM", "disk": "disk", "shared": "the shared server"}
 _CODECS = (CacheCodec.NONE.value, CacheCodec.ROUND.value)
 
-
 COLUMNS = [
     Column("place", "place", right=False, rank=NAME),
     Column("codec", "codec", right=False, rank=NAME),

@@ -41,7 +41,6 @@ _RATES = {
     "dram": "host memory, read by the processor",
 }
 
-
 PLAN_COLUMNS = [
     Column("mode", "mode", lambda mode: getattr(mode, "value", mode), right=False, rank=NAME),
     Column("n_ctx", "context", tokens, rank=NAME),

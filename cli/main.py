@@ -30,7 +30,6 @@ COMMANDS: Commands = {
     "completion": ("edgekv.cli.completion", "completion", "The script for completion in bash, zsh or fish."),
 }
 
-
 click.Context.formatter_class = Formatter
 
 

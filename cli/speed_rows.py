@@ -16,7 +16,6 @@ Row = dict[str, Any]
 
 OUTPUTS = ("table", "md", "csv", "json", "jsonl")
 
-
 _BEFORE = [
     Column("model", "model", right=False, rank=8),
     Column("size", "size", rank=2),

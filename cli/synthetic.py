@@ -15,7 +15,6 @@ from edgekv.common.units import gibibytes, parameters, tokens
 
 WEIGHT_TYPES, MIXTURES = ("q4_0", "q8_0", "f16", "bf16"), ("q4_k_m",)  # as in edgekv.models.shapes, which is too slow for `--help`
 
-
 SHAPE_COLUMNS = [
     Column("shape", "shape", right=False, rank=NAME),
     Column("architecture", "kind", right=False, rank=4),

@@ -36,7 +36,6 @@ _LFLAG = 3  # of termios.tcgetattr()
 # A model's output must not steer the terminal.
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHARACTER}") | {0x09: "\t", 0x0A: "\n", 0x0D: None}
 
-
 Part = list[tuple[int, str]]
 """(rank, text) for each form of a part of the footer, the longest first; on a narrow terminal the lowest rank gives way first."""
 

@@ -15,7 +15,6 @@ from edgekv.cli.common.shared_options import option
 
 Row = Mapping[str, Any]
 
-
 NAME = 9
 """The rank of columns that tell rows apart: they never leave, and nothing is cut off."""
 

@@ -20,7 +20,6 @@ _HOT = ((0.0, 0.0), (0.05, 0.44), (0.1, 0.655), (0.2, 0.801), (0.4, 0.905), (1.0
 """(memory of the arena as a share of all pages, share of the rows of mode sparse that are read from there): pages and rows in it as on a device, the lowest
 of three real texts in lab/results/rows_on_device.csv. Replayed reads, with a policy that moves pages at once: a live arena has fewer hits."""
 
-
 LEAST_GAIN = 1.5
 """By so much sparse must be faster than exact before it is chosen: exact leaves nothing out, and the estimate was never compared."""
 

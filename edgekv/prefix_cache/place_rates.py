@@ -14,7 +14,6 @@ LEAST_SEEN_S = 0.05
 STALE_S = 60.0
 """An observation this old is checked again."""
 
-
 SLOW_RATE = 150e6
 """Bytes a second: rows of a slower place come sooner if they are rounded (LOG.md)."""
 

@@ -29,7 +29,6 @@ FAINTEST, BRIGHTEST = 0.03, 30.0
 """A field's attention as a multiple of an even share of its line's and slots'. FAINTEST and below is level 0, BRIGHTEST and above is LEVELS; levels
 between them are logarithmic."""
 
-
 Spans = list[tuple[int, list[int]]]
 """(first column, slots): from there on the columns have tokens of these slots. No slots: they are empty."""
 

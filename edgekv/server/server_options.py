@@ -178,7 +178,6 @@ _NOT_WHILE_EVICTING = {
     **dict.fromkeys(("-kvu", "--kv-unified"), "each slot keeps tokens of its own"),
 }
 
-
 _ONE_CACHE, _OWN_CACHES = ("--kv-unified", "-kvu"), ("--no-kv-unified", "-no-kvu")
 
 

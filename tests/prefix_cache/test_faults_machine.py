@@ -34,7 +34,6 @@ SNAPSHOTS = st.sampled_from([(), (), (1,), (255, 600), (256,), (290, 699)])
 UNBOUNDED = precondition(lambda self: self.folder and not self.bounded)
 ROOT = identity().root_key()
 
-
 OF_ONE = st.sampled_from([*DAMAGES, "another's", "a terabyte", *OBSTACLES, *DENIED])
 BROKEN = st.sampled_from([(errno.ENOSPC, "full"), (errno.EROFS, "read-only"), (errno.EACCES, "permission"), (errno.EIO, "error")])
 

@@ -59,7 +59,6 @@ MOVES: dict[str, Callable] = {
     "free": lambda context, _: context.close(),
 }
 
-
 CASES = [(what, unified) for what in MOVES for unified in (True, False) if unified or what != "seq_keep"]  # which looks at its own cache
 
 

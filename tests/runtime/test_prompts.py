@@ -30,7 +30,6 @@ OUTPUT = 2e-2
 F16, Q8_0, Q4_0 = 1, 8, 2
 ALONE = dict(n_seq=1, n_threads=1)
 
-
 _ggml = ctypes.CDLL(str(next(_native.lib_dir().glob("libggml-base.so*"))))
 _ggml.ggml_get_name.restype, _ggml.ggml_get_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
 _ggml.ggml_get_data.restype, _ggml.ggml_get_data.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

@@ -14,7 +14,6 @@ from edgekv.models.synth_file import SyntheticShape
 SHAPE = SyntheticShape(n_layer=4, n_head=6)
 PROMPT = conversation(1, 100)
 
-
 OTHER = SyntheticShape(n_layer=SHAPE.n_layer, n_head=SHAPE.n_head, n_embd=64)
 
 

@@ -35,7 +35,6 @@ ANSWERS = {
     "i": [b"ok3 <too", b"l_call>nope", b" behind"],
 }
 
-
 channels = partial(stubbed, template=CHANNELS, marks=MARKS)
 keyed = stub_server(ANSWERS, template=THINKING)
 

@@ -14,7 +14,6 @@ FORMS = {
     "objects": lambda token, bias: [{"token": token, "bias": bias}],
 }
 
-
 served = stub_server([b"yes"])
 
 

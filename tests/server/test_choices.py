@@ -13,7 +13,6 @@ from support.stub_server import stub_server, stubbed
 NAMES = ("look", "open", "write")
 FUNCTIONS = [{"name": name, "parameters": {"type": "object", "properties": {}}} for name in NAMES]
 
-
 BOTH = [piece.encode() for piece in (
     "<tool_call>", "\n{", '"name"', ': "', "look", '", ', '"argum', 'ents":', " {}", "}\n", "</tool_call>",
     "\n<tool", "_call>\n", '{"', 'name"', ': "op', 'en", "', "arguments", '": {', "}}\n", "</tool_", "call>")]

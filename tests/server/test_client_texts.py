@@ -13,7 +13,6 @@ LONG = "n" * 5_000
 GRAMMAR = 'root ::= "word" [a-z ]*'
 SAID = [b"a ", b"word", b", and", b" more"]
 
-
 served = stub_server(SAID, "--ctx", "512")
 
 

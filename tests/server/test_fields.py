@@ -17,7 +17,6 @@ TURN = [{"role": "user", "content": "?"}]
 PLAIN: dict[str, dict] = {CHAT: {"messages": TURN}, COMPLETIONS: {"prompt": "?"}, RESPONSES: {"input": "?"}, MESSAGES: {"messages": TURN, "max_tokens": 9}}
 PAGE = Path(__file__).parents[2] / "edgekv" / "server" / "FIELDS.md"
 
-
 served = stub_server("All is well. ")
 
 

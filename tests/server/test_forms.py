@@ -17,7 +17,6 @@ from support.stub_server import stub_server, stubbed
 TURN = [{"role": "user", "content": "?"}]
 WORD = {"type": "object", "properties": {"word": {"const": "ok"}}, "required": ["word"], "additionalProperties": False}
 
-
 served = stub_server("All is well. ")
 
 

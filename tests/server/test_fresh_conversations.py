@@ -7,7 +7,6 @@ from support.stub_server import stub_server
 SYSTEM = "You are an agent. " + " ".join(f"Rule {i} is a rule." for i in range(20))
 HEADER = "x-anthropic-billing-header: "
 
-
 served = stub_server("Fine.", "--parallel", "1")
 
 

@@ -9,7 +9,6 @@ CTX, ANSWER = 2048, 2048 // 8
 ROOM = CTX - ANSWER - 5
 """Tokens of a prompt besides its marks; each letter of the stub is one."""
 
-
 served = stub_server("filled", "--ctx", str(CTX), specials=("<|im_start|>", "<|im_end|>", PREFIX, SUFFIX, MIDDLE), n_ctx=CTX)
 
 

@@ -8,7 +8,6 @@ from support.prefix_server import EXACT, SPARSE, ask, conversation, n_read, serv
 
 N_CTX = 512
 
-
 ONE = ("--kv-unified",)
 
 

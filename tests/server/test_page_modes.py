@@ -1,6 +1,5 @@
 """The page at /edgekv beside servers of their own: behind keys, in other modes; and who may read what a conversation says."""
 
-
 import pytest
 from support.browser import browser as opened
 from support.browser import shown, text, texts, visit

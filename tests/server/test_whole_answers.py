@@ -14,7 +14,6 @@ USER = {"role": "user", "content": "?"}
 PIECES = [b"All", b" is", b" w\xc3", b"\xa4ll", b" told."]
 TEXT = b"".join(PIECES).decode()
 
-
 served = stub_server(PIECES, "--parallel", "2", "--alias", "org/stub")
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _BUDGET = Parsed("PERCENT|TOKENS", Budget.parse)
 
-
 COLUMNS = [
     Column("trace", "trace", right=False, rank=NAME),
     Column("policy", "policy", right=False, rank=NAME),

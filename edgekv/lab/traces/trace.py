@@ -18,7 +18,6 @@ from edgekv.lab.traces.file import CHUNK_STEPS, KINDS, TraceFile, TraceHeader, T
 
 __all__ = ["Trace", "TraceHeader", "TraceStep"]
 
-
 _FLOATS = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 """Every float16 by its bits: a lookup is several times as fast as NumPy's conversion."""
 

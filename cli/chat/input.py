@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from platformdirs import user_state_path
 from prompt_toolkit import PromptSession
@@ -17,10 +16,6 @@ from edgekv.common.errors import EdgeKVError
 FILE_COMMANDS = ("/read ", "/save ", "/load ")
 CHATS_COMMAND = "/chats "
 _PLACEHOLDER = "Send a message (/help for commands)"
-
-
-def history_path() -> Path:
-    return user_state_path("edgekv") / "chat_history"
 
 
 class ChatInput:
@@ -110,7 +105,7 @@ def _keys() -> KeyBindings:
 
 
 def _history() -> tuple[History, str | None]:
-    path = history_path()
+    path = user_state_path("edgekv") / "chat_history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)

@@ -99,12 +99,14 @@ class QuestionPlan:
     def __init__(self, llama: Llama, text: Text, tasks: Sequence[str], lengths: Sequence[int], n_samples: int, seed: int):
         self.frame = Frame.of(llama)
         self.readings: list[TaskContext] = []
+        around = len(self.frame.between) + len(self.frame.after) + 4
         for length in lengths:
             for index in range(n_samples):
                 shared: dict[Context, list[AskedSample]] = {}
                 for task in tasks:
                     sample = TASKS.get(task).sample(seed, length, index, n_samples)
-                    shared.setdefault(sample.context, []).append(AskedSample(task, sample, self._n_asked(llama, sample)))
+                    n_asked = tuple(around + n_tokens_of(llama, question) for question in sample.questions)
+                    shared.setdefault(sample.context, []).append(AskedSample(task, sample, n_asked))
                 for context, samples in shared.items():
                     built = context.build(llama, self.frame, text)
                     self.readings.append(TaskContext(built.tokens, tuple(samples)))
@@ -114,10 +116,6 @@ class QuestionPlan:
     def n_ctx(self) -> int:
         """Cells of the longest context and its questions."""
         return max((len(reading.tokens) + asked.n_after for reading in self.readings for asked in reading.samples), default=0)
-
-    def _n_asked(self, llama: Llama, sample: TaskSample) -> tuple[int, ...]:
-        around = len(self.frame.between) + len(self.frame.after) + 4
-        return tuple(around + n_tokens_of(llama, question) for question in sample.questions)
 
     def _cold(self, llama: Llama, text: Text) -> list[int]:
         needed = max((asked.sample.n_cold + GAP_TOKENS * len(asked.n_asked) for reading in self.readings

@@ -175,7 +175,7 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
         common = {"kind": "ladder", "model": trace.header.model, "text": text, "depth": trace.header.depth,
                   "n_steps": trace.header.n_steps, "version": __version__, **stamp()}
         plans = [(budget, observe, rung) for budget in bench.budgets for observe in bench.observe for rung in bench.rungs
-                 if observe == bench.observe[0] or not _clairvoyant(rung)]
+                 if observe == bench.observe[0] or not any(kind.clairvoyant for kind in policies.kinds(rung.scenario["policy"]))]
         done: dict[tuple[float, str, str | None], Row] = {}
         for i, (budget, observe, rung) in enumerate(plans):
             progress(f"{text}: {rung.name}, {observe}, at {100 * budget:g} %", i, len(plans))
@@ -187,11 +187,6 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
             if (base := done.get((budget, row["observe"], rung.base))) is not None:
                 row |= {"gain": row["hit_rate"] - base["hit_rate"], "gain_mass": row["hit_rate_mass"] - base["hit_rate_mass"]}
             yield row
-
-
-def _clairvoyant(rung: Rung) -> bool:
-    """Whether the rung always sees the step for which it chooses."""
-    return any(kind.clairvoyant for kind in policies.kinds(rung.scenario["policy"]))
 
 
 def _means(rows: Sequence[Row]) -> list[Row]:

@@ -12,7 +12,6 @@ from msgspec import Struct, field
 from edgekv.lab.report.drawing import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SERIES, VIOLET, canvas
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Lines = Mapping[str, Mapping[float, float]]
@@ -73,7 +72,8 @@ def retention_chart(tasks: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Fig
     ax.set_yticks(range(len(tasks)), list(tasks))
     ax.set(xlim=(0, 1.02), ylim=(len(tasks) - 0.5, -0.5), xlabel="right answers of those that full attention gives")
     _label(ax.xaxis, "percent")
-    _bare(ax, "left")
+    ax.spines["left"].set_visible(False)
+    ax.tick_params(length=0, labelcolor=INK)
     figure.legend(loc="outside upper left", ncols=4)
     return figure
 
@@ -92,9 +92,3 @@ def _label(axis: Any, scale: str) -> None:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_minor_formatter("")
     axis.set_major_formatter(PercentFormatter(1.0) if scale.startswith("percent") else "{x:,g}")
-
-
-def _bare(ax: Axes, *spines: str) -> None:
-    """Take away an axis' lines and marks."""
-    ax.spines[list(spines)].set_visible(False)
-    ax.tick_params(length=0, labelcolor=INK)

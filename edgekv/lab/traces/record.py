@@ -85,11 +85,6 @@ _EXACT = KvOptions(mode=KvMode.EXACT, attention_device=DeviceKind.HOST.value, po
 """On the processor, because a device does not report the rows that it read. Each ubatch is a run, so its mass is not a difference of sums."""
 
 
-def _sampling(options: KvOptions, resolution: float) -> KvOptions:
-    """Options of mode sparse at every depth, with its read rows kept."""
-    return options.with_(mode=KvMode.SPARSE, sample_budget=resolution, exact_tokens=0, error_every=0, keep_rows=True)
-
-
 def _header(recording: Recording, decoder: Decoder, model: str) -> TraceHeader:
     runtime = decoder.llama.kv
     layers = [layer for layer in runtime.layers if layer.hooked]
@@ -122,7 +117,8 @@ class _Run:
             self._read(watch)
             self._pass("record attention", FULL, self._full, watch)
             self.decoder.rewind(self.header.n_prompt)
-            self.runtime.configure(_sampling(self.runtime.options, self.header.resolution))
+            self.runtime.configure(self.runtime.options.with_(  # mode sparse at every depth
+                mode=KvMode.SPARSE, sample_budget=self.header.resolution, exact_tokens=0, error_every=0, keep_rows=True))
             self._pass("record what sampling observes", SAMPLED, self._sampled, watch)
         self._check_order()
 

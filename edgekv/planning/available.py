@@ -35,16 +35,11 @@ class _Files(Struct, frozen=True):
     """Fields of memory.stat for pages of files, which the kernel drops when others need memory."""
 
 
-def _versions() -> tuple[_Files, _Files]:
-    """The files of version 1 and of version 2."""
-    return (_Files(GROUPS / "memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
-            _Files(GROUPS, ("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")))
-
-
 def _left_in_groups() -> Iterator[int]:
     """Free bytes of this process's group and of each group above it. In a container the path may belong to another view, where only the root
     exists."""
-    first, second = _versions()
+    first = _Files(GROUPS / "memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+    second = _Files(GROUPS, ("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file"))
     for line in _lines(MEMBERSHIP):
         _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
         if "memory" in controllers.split(","):

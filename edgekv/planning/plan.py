@@ -116,7 +116,7 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
                      f"{size(home * k // (k + v))} each way when it is full")
     place = HOST if request.room is None else request.room.name
     roofline = _roofline(request, kv, host, device)
-    speeds = tuple(_speeds(roofline, n_ctx))
+    speeds = () if roofline is None else tuple(roofline(mode, depth) for depth in sorted({*DEPTHS, n_ctx}) for mode in _MODES)
     limits = tuple(_limits(request, kv, roofline))
     recommended, why = _recommend(request, n_ctx, roofline, limits)
     start, each = _growth(request, n_ctx, kv)
@@ -177,13 +177,6 @@ def _roofline(request: ContextRequest, kv: KvOptions, host: HostRates | None, de
     if request.room is not None:
         return DeviceRoofline(request.model, kv, request.room, device, request.slots.n).speed if device is not None else None
     return HostRoofline(request.model, kv, host).speed if host is not None else None
-
-
-def _speeds(roofline: Callable[[KvMode, int], Speed] | None, n_ctx: int) -> Iterator[Speed]:
-    if roofline is None:
-        return
-    for depth in sorted({*DEPTHS, n_ctx}):
-        yield from (roofline(mode, depth) for mode in _MODES)
 
 
 def _limits(request: ContextRequest, kv: KvOptions, roofline: Callable[[KvMode, int], Speed] | None) -> Iterator[Limit]:

@@ -31,15 +31,11 @@ def type_cost(model: Geometry, cache: CacheOptions, errors: TypeErrors | None) -
     far = f"a cache in {cache.types_text} {how} {divergence:.1e} nats a token from one in f16, and stock's own kernels {errors.noise:.1e}"
     if divergence <= NOISE_FACTOR * errors.noise:
         return TypeCost(far)
-    return TypeCost(f"{far}: {divergence / errors.noise if errors.noise else 0:.0f} times as far{_better(model, errors)}", warns=True)
+    better = "" if (least := least_near(model, errors)) is None else f"; --kv-bytes {least} stays near them, by estimate"
+    return TypeCost(f"{far}: {divergence / errors.noise if errors.noise else 0:.0f} times as far{better}", warns=True)
 
 
 def _divergence(cache: CacheOptions, errors: TypeErrors) -> float | None:
     if cache.layer_types is None:
         return errors.whole.get(cache.types_text)
     return errors.estimate(cache.layer_types) if len(errors.k) == len(cache.layer_types.k) else None
-
-
-def _better(model: Geometry, errors: TypeErrors) -> str:
-    least = least_near(model, errors)
-    return "" if least is None else f"; --kv-bytes {least} stays near them, by estimate"

@@ -110,10 +110,6 @@ class Link:
         """The block's copy that a codec rounded, or did not."""
         return replace(self, rounded=rounded)
 
-    def will_do(self, asked: Link) -> bool:
-        """Whether this copy is as good as the block asked for needs."""
-        return asked.rounded or not self.rounded
-
 
 class Block(Struct, frozen=True, eq=False):
     """Rows of K and V for the tokens of a link, or the snapshot after them. A block never changes."""
@@ -154,11 +150,6 @@ class KeptBlock:
         self.rows, self.payload = rows, read_only(payload)
         self.n_bytes = 0 if payload is None else payload.nbytes + tokens.nbytes
         """In RAM: none of what lies in a slot. With the store's lock held."""
-
-    @property
-    def n_bytes_out(self) -> int:
-        """In RAM, once they have left the slot."""
-        return self.layout.block_bytes(self.link.n) + self.tokens.nbytes
 
     def read(self, layers: range) -> np.ndarray | None:
         """The rows of some layers: uint8 [bytes], read-only or a copy; None if the slot took the cells, and RAM had no room."""

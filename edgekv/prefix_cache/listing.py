@@ -91,12 +91,9 @@ def list_chains(folder: Path) -> list[Chain]:
     snapshots = [file for file in files if file.link.snapshot]
     rounded = {file.link.key: file for file in files if file.link.rounded}
     chains = [Chain(tuple(chain), names[chain[-1].root], tuple(file for file in chain if uses[file.path] == 1), _pins_on(chain, pins),
-                    tuple(snapshots_on(chain, snapshots)), _copies_of(chain, rounded)) for chain in found]
+                    tuple(snapshots_on(chain, snapshots)),
+                    tuple(rounded[file.link.key] for file in chain if not file.link.rounded and file.link.key in rounded)) for chain in found]
     return sorted(chains, key=lambda chain: -chain.leaf.used_ns)
-
-
-def _copies_of(chain: list[BlockFile], rounded: dict[bytes, BlockFile]) -> tuple[BlockFile, ...]:
-    return tuple(rounded[file.link.key] for file in chain if not file.link.rounded and file.link.key in rounded)
 
 
 def _pins_on(chain: list[BlockFile], pins: list[Pin]) -> tuple[Pin, ...]:

@@ -163,7 +163,7 @@ class Ram:
 
     def _serving(self, link: Link) -> KeptBlock | None:
         block = self._blocks.get(link.key)
-        return block if block is not None and block.link.will_do(link) else None
+        return block if block is not None and (link.rounded or not block.link.rounded) else None
 
     # ---- writers -----------------------------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Ram:
             raise
 
     def _take_out(self, block: KeptBlock, stays: bool, most_bytes: int, deadline: float | None, stats: StoreStats) -> None:
-        key, n_bytes, fits = block.link.key, block.n_bytes_out, False
+        key, n_bytes, fits = block.link.key, block.layout.block_bytes(block.link.n) + block.tokens.nbytes, False
         with self.lock:
             if self.get(key) is block and not block.n_bytes and (stays or key not in self.below):
                 fits = self.n_bytes + n_bytes <= most_bytes or self.make_room(n_bytes, most_bytes, self._line(block.link), deadline, stats)

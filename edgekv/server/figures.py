@@ -89,7 +89,8 @@ def collect(runtime: Runtime, n_sequences: int) -> Figures:
 def _sequences(runtime: Runtime, n_sequences: int, n_heads: int) -> tuple[SequenceFigures, ...]:
     if not runtime.cells.known:
         return (SequenceFigures(0, 0, 0, 0, 0, 0, 0, None),) * n_sequences
-    in_arena, gone = _arena_pages(runtime), runtime.cells.dropped()
+    residency, gone = runtime.residency(), runtime.cells.dropped()
+    in_arena = None if residency is None else np.count_nonzero(residency.state >= State.RESIDENT, axis=(0, 1))  # int [page]: in how many heads of layers
     found = []
     for seq_id in range(n_sequences):
         stream = runtime.cells.stream_of(seq_id)
@@ -121,11 +122,3 @@ def _coverage_of(runtime: Runtime, seq_id: int, n_sequences: int) -> float | Non
     if not found.n_selections and runtime.tokens.on_device and n_sequences > 1:
         return None  # a device does not count sequences apart
     return coverage(runtime.mode, found)
-
-
-def _arena_pages(runtime: Runtime) -> np.ndarray | None:
-    """int [page]: in how many layers and KV heads the page is in the arena; None if the mode has no tiers."""
-    residency = runtime.residency()
-    if residency is None:
-        return None
-    return np.count_nonzero(residency.state >= State.RESIDENT, axis=(0, 1))

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edgekv._native.http_server import PrefixCounts, Waits
-from edgekv.server.figures import Figures
+from edgekv.server.figures import Figures, SequenceFigures
 from edgekv.server.shown import Shown, tiers
 
 Value = tuple[dict[str, str], "float | Waits"]
@@ -79,17 +79,9 @@ def _hit_ratio(shown: Shown) -> Iterable[Value]:
             yield {"by": "mass"}, selection.hit_rate_mass
 
 
-def _slot_tokens(shown: Shown) -> Iterable[Value]:
-    if shown.figures is not None:
-        for number, slot in enumerate(shown.figures.sequences):
-            yield {"slot": f"{number}"}, slot.n_tokens
-
-
-def _slot_pages(shown: Shown) -> Iterable[Value]:
-    if shown.figures is not None:
-        for number, slot in enumerate(shown.figures.sequences):
-            yield {"slot": f"{number}", "tier": "arena"}, slot.n_arena_pages
-            yield {"slot": f"{number}", "tier": "home"}, slot.n_home_pages
+def _by_slot(read: Callable[[SequenceFigures], Iterable[Value]]) -> Callable[[Shown], Iterable[Value]]:
+    return lambda shown: [({"slot": f"{number}"} | labels, value) for number, slot in enumerate(shown.figures.sequences if shown.figures else ())
+                          for labels, value in read(slot)]
 
 
 METRICS = (
@@ -130,10 +122,11 @@ METRICS = (
     Metric("edgekv_tokens_total", "counter", "Tokens computed, of prompts and answers.", _one(lambda figures: figures.n_tokens)),
     Metric("edgekv_tokens_dropped_total", "counter", "Mode evict: tokens that were dropped for good.",
            _one(lambda figures: figures.tiers.n_freed)),
-    Metric("edgekv_slot_tokens", "gauge", "Tokens of each slot in the KV cache.", _slot_tokens),
+    Metric("edgekv_slot_tokens", "gauge", "Tokens of each slot in the KV cache.", _by_slot(lambda slot: [({}, slot.n_tokens)])),
     Metric("edgekv_slot_context_tokens", "gauge", "Tokens that each slot has room for.",
            lambda shown: [({"slot": f"{number}"}, shown.served.n_context) for number in range(shown.served.n_slots)]),
-    Metric("edgekv_slot_pages", "gauge", "Pages of each slot, in the arena and only at home.", _slot_pages),
+    Metric("edgekv_slot_pages", "gauge", "Pages of each slot, in the arena and only at home.",
+           _by_slot(lambda slot: [({"tier": "arena"}, slot.n_arena_pages), ({"tier": "home"}, slot.n_home_pages)])),
     Metric("edgekv_worst_gap_seconds", "gauge", "The longest pause between two tokens of a running answer.", _of_traffic("worst_gap")),
     Metric("edgekv_requests_running", "gauge", "Slots at work when the newest batch began.", _of_traffic("n_running")),
     Metric("edgekv_requests_waiting", "gauge", "Requests that have no slot.", _of_traffic("n_waiting")),
@@ -208,12 +201,8 @@ def _histogram(name: str, labels: dict[str, str], waits: Waits) -> list[str]:
 
 
 def _sample(name: str, labels: dict[str, str], value: float) -> str:
-    return f"{name}{_labels(labels)} {value:.17g}"
+    said = ",".join(f'{label}="{text.translate(_ESCAPED)}"' for label, text in labels.items())
+    return f"{name}{f'{{{said}}}' if labels else ''} {value:.17g}"
 
 
-def _labels(labels: dict[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}" if labels else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})

@@ -12,8 +12,8 @@ from edgekv.planning.available import available_bytes
 from edgekv.planning.devices import Placement
 from edgekv.planning.fit import ContextChoice, kept, rounded
 from edgekv.planning.home import no_home
-from edgekv.planning.later import place_later
-from edgekv.server.server_options import ServerOptions, later_bytes, shares_cells, takes_media
+from edgekv.planning.later import later_bytes, place_later
+from edgekv.server.server_options import ServerOptions, later_options, shares_cells, takes_media
 
 BATCH_TOKENS = 512
 """Prompt tokens between two checks for cancelled requests and reports of progress. On a device, the tokens that its plan computes at
@@ -32,7 +32,7 @@ _GPUS = {"-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu"}
 
 def memory_request(options: ServerOptions, file: ModelFile, placement: Placement) -> ContextRequest:
     """The context to open, and the free memory for it. If some layers lie off the GPU, the processor attends."""
-    room, later, gpu_layers = placement.room, later_bytes(options), options.n_gpu_layers
+    room, later, gpu_layers = placement.room, later_bytes(later_options(options)), options.n_gpu_layers
     if room is None:
         gpu_layers = 0
     elif gpu_layers is None or gpu_layers > file.geometry.n_layer:

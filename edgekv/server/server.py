@@ -25,7 +25,7 @@ from edgekv.planning import devices
 from edgekv.planning.allocations import MemoryPart
 from edgekv.planning.context import choose_context
 from edgekv.planning.fit import ContextChoice
-from edgekv.planning.later import check_placed
+from edgekv.planning.later import check_placed, later_bytes
 from edgekv.server import first_tokens
 from edgekv.server.arguments import command_line
 from edgekv.server.drafts import drafting, with_draft_model
@@ -40,7 +40,6 @@ from edgekv.server.server_options import (
     check_extra,
     check_recall,
     free_port,
-    later_bytes,
     later_options,
     llama_has_keys,
     spaces_of,
@@ -113,7 +112,7 @@ class Server:
         """Choose the context's size and device. Raises DoesNotFit."""
         choice = choose_context(self.request)
         kv = self.request.with_hot_rows(choice.n_ctx, self.options.kv)
-        if choice.device is not None and later_bytes(self.options) and kv.placement.kv_vram is None:  # a draft model needs memory later
+        if choice.device is not None and later_bytes(later_options(self.options)) and kv.placement.kv_vram is None:  # a draft model needs memory later
             kv = kv.with_(kv_vram=choice.device.budget)
         self.options = replace(self.options, kv=kv)
         return choice

@@ -18,7 +18,6 @@ from edgekv.common.errors import ConfigError, ModelError
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry
 from edgekv.models.inspector import check_projector
-from edgekv.planning import later
 from edgekv.planning.fit import in_tokens, unifies
 from edgekv.planning.later import DRAFTS, PROJECTOR
 from edgekv.prefix_cache.settings import RecallSettings, StoreSettings
@@ -179,11 +178,6 @@ _NOT_WHILE_EVICTING = {
 }
 
 _ONE_CACHE, _OWN_CACHES = ("--kv-unified", "-kvu"), ("--no-kv-unified", "-no-kvu")
-
-
-def later_bytes(options: "ServerOptions") -> int:
-    """Memory for what llama.cpp's server loads after the model. Raises as `planning.later.later_bytes`."""
-    return later.later_bytes(later_options(options))
 
 
 def later_options(options: "ServerOptions") -> tuple[str, ...]:

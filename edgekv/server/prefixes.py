@@ -203,17 +203,12 @@ class Prefixes:
 
     def _placed(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, hit: PrefixHit) -> Loading:
         """The load of a hit's rows, as many as there are free cells for, which releases the hit at its end. With a snapshot, all or none count."""
-        try:
-            cells = place(runtime.tokens, prompt, hit.pieces)
-        except BaseException:
-            store.release(hit, None if hit.snapshot else 0)
-            raise
-        pieces = whole(hit.pieces[:len(cells)], prompt.media)
-
         def came(n: int) -> None:
             store.release(hit, None if hit.snapshot and n < len(hit.pieces) else n)
 
         try:
+            cells = place(runtime.tokens, prompt, hit.pieces)
+            pieces = whole(hit.pieces[:len(cells)], prompt.media)
             left = self._unpark(runtime, prompt.seq_id, pieces, [of[: piece.n] for piece, of in zip(pieces, cells)])
         except BaseException:
             store.release(hit, None if hit.snapshot else 0)

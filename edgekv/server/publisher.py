@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from edgekv._native import http_server as native
-from edgekv.server import metrics, page, requests, shown
+from edgekv.common.units import counted
+from edgekv.server import metrics, page, shown
 from edgekv.server.conversations import Conversations
 from edgekv.server.errands import Errands
 from edgekv.server.figures import Figures, collect
@@ -20,6 +22,9 @@ from edgekv.server.shown import DecodeSpeed, Served, Shown
 if TYPE_CHECKING:
     from edgekv.runtime.runtime import Runtime
     from edgekv.server.prefixes import Prefixes
+
+log = logging.getLogger("edgekv.requests")
+"""One line for each request that ends: a warning where many tokens were read again, else for information. `edgekv serve` shows all, others only warnings."""
 
 JSON = "application/json; charset=utf-8"
 
@@ -105,7 +110,7 @@ class Publisher:
 
     def _told(self, request: native.Request) -> None:
         if request.ended:
-            requests.ended(request)
+            log.log(logging.WARNING if request.n_lost else logging.INFO, "%s %s", time.strftime("%H:%M:%S"), _line(request))
         else:
             self._found = self._found.plus(request)
         self._conversations.told(request, native.reading_s(0, request.n_found), time.time())
@@ -192,3 +197,16 @@ def traffic(found: native.PrefixCounts) -> dict[str, Any]:
 
 def _map_path(slot: int) -> str:
     return f"/edgekv/map/{slot}"
+
+
+def _line(request: native.Request) -> str:
+    """`slot 0: prompt 3,203 tokens, 3,185 reused (ram), 0.4 s; answer 120 tokens, 2.9 s, 41.2 tok/s`"""
+    tiers = f", {request.n_found:,} reused ({', '.join(request.by_tier)})" if request.n_found else ""
+    said = f"slot {request.slot}: prompt {counted(request.n_prompt, 'token')}{tiers}, {request.read_s:.1f} s"
+    if request.n_lost and request.missed is not None:
+        reason, position = request.missed
+        said += f", {request.n_lost:,} read again ({reason.value} at token {position:,})"
+    if not request.n_answer:
+        return said
+    pace = f", {(request.n_answer - 1) / request.answer_s:.1f} tok/s" if request.answer_s > 0 else ""
+    return f"{said}; answer {counted(request.n_answer, 'token')}, {request.answer_s:.1f} s{pace}"

@@ -13,7 +13,7 @@ from support.stores import snapshots_in
 
 from edgekv.prefix_cache.results import KeptSnapshot
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.server import snapshot_spacing
+from edgekv.server import prefixes
 from edgekv.server.server import Server
 
 KINDS = ["gemma2", "gpt-oss", "lfm2", "mamba"]
@@ -85,7 +85,7 @@ def test_an_edit_in_the_middle_costs_no_more_than_the_spacing(synthetic, kind: s
         n_edited, there = answered(server, edited)
     with serve(synthetic(kind, dtype="f32"), EXACT) as server:
         n_cold, cold = answered(server, edited)
-    assert n_cold == len(edited) and 100 <= n_edited <= 100 + snapshot_spacing.LEAST_SPACING
+    assert n_cold == len(edited) and 100 <= n_edited <= 100 + prefixes.LEAST_SPACING
     np.testing.assert_allclose(there[:1], cold[:1], rtol=0, atol=1e-3)  # other cuts round otherwise
 
 

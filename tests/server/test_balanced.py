@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from support import prefix_server
-from support.clients import post, send, until
+from support.clients import is_up, post, until
 from support.redis_server import RedisServer, free_port
 from support.serve_process import Served, serving
 
@@ -48,13 +48,6 @@ def balanced(synthetic, tmp_path_factory) -> Iterator[SimpleNamespace]:
         front = f"http://127.0.0.1:{port}"
         until(lambda: process.poll() is None and is_up(front))
         yield SimpleNamespace(front=front, servers=servers, shared=shared)
-
-
-def is_up(url: str) -> bool:
-    try:
-        return send(url, "/health", timeout=5).status == 200
-    except OSError:
-        return False
 
 
 def talk(front: str, name: str, tokens: list[int]) -> tuple[str, dict[str, int], bool]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.clients import CHAT, post, send, shown_at
 from support.homes import resident_bytes
+from support.local_server import exposed
 from support.prefix_server import ask, conversation, n_read, serve
 
 from edgekv._native import core
@@ -38,11 +39,6 @@ def long_ones(synthetic):
 
 def by_slot(server: Server) -> list[dict]:
     return [slot["edgekv"] for slot in send(server.url, "/slots").body]
-
-
-def exposed(server: Server, name: str) -> dict[str, float]:
-    lines = [line for line in send(server.url, "/metrics").text.splitlines() if line.startswith(name + "{")]
-    return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
 
 
 @pytest.mark.parametrize("more", [{}, {"positions": 400}, {"policy": "streaming(sink_tokens=4)"}, {"sample_budget": 1e9, "exact_tokens": 0}])
@@ -103,7 +99,8 @@ def test_each_slot_has_its_bound_and_gives_its_memory_back(long_ones, tmp_path):
             assert [slot["stream"] for slot in slots] == [0, 1, 2]
         assert [slot["n_positions"] for slot in slots] == [1819] * 3 and max(slot["n_tokens"] for slot in slots) > KEEP
         assert sum(slot["bytes_home"] for slot in slots) == pytest.approx(run.memory().used_bytes, rel=0.01)
-        assert exposed(server, "edgekv_slot_tokens") == {f"{i}": slot["n_tokens"] for i, slot in enumerate(slots)}
+        found = exposed(server)
+        assert [found["edgekv_slot_tokens", (("slot", f"{i}"),)] for i in range(3)] == [slot["n_tokens"] for slot in slots]
         state = shown_at(server, "/edgekv/state")
         assert state["kept"] == [run.memory().n_cells_used, 3 * 1819] and state["pages"]["dropped_tokens"] == run.stats.n_freed
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.clients import CHAT, Reply, Stream, answering, drained, send, until
+from support.clients import CHAT, Reply, Stream, answering, drained, is_up, send, until
 from support.native_build import needs, program
 from support.serve_process import EDGEKV, Served, environment, serving
 
@@ -201,20 +201,13 @@ def test_who_sees_health_sees_a_started_server(synthetic, tmp_path):
     with subprocess.Popen([*EDGEKV, "serve", str(synthetic("llama")), "--ctx", "256", "--port", str(port)], env=environment(tmp_path), cwd=tmp_path,
                           stderr=subprocess.PIPE, text=True) as process:
         try:
-            while process.poll() is None and not healthy(port):
+            while process.poll() is None and not is_up(f"http://127.0.0.1:{port}"):
                 pass
             process.send_signal(signal.SIGTERM)
             said = process.communicate(timeout=60)[1]
         finally:
             process.kill()  # if it did not end: the block waits for it
     assert process.returncode == EXIT_OK and said.endswith("stopping\n")
-
-
-def healthy(port: int) -> bool:
-    try:
-        return send(f"http://127.0.0.1:{port}", "/health").status == 200
-    except OSError:
-        return False
 
 
 def test_out_of_reach_of_ctrl_c_it_names_the_signal(synthetic, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from support.calls import watch
 from support.clients import post, send
 from support.prefix_server import EXACT, SPARSE, serve
+from support.vision import assistant
 
 from edgekv.common.enums import WhenFull
 from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
@@ -41,10 +42,6 @@ def chat(server, messages: list[dict], n: int = 8, **more) -> dict:
 
 def user(text: str) -> dict:
     return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> dict:
-    return {"role": "assistant", "content": text}
 
 
 def text_of(answer: dict) -> str:

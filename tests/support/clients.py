@@ -65,6 +65,13 @@ def post(url: str, path: str, body: Any, **headers: str) -> Any:
     return reply.body
 
 
+def is_up(url: str) -> bool:
+    try:
+        return send(url, "/health", timeout=5).status == 200
+    except OSError:
+        return False
+
+
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():

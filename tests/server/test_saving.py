@@ -180,17 +180,6 @@ def test_where_answers_never_end_blocks_are_written_after_a_pause(tiny, monkeypa
         until(lambda: server.prefixes.stats()[0].disk.n_blocks == 3)
 
 
-def test_a_flush_ends_the_wait(tiny, never_ending, tmp_path):
-    with serve(tiny, EXACT, StoreSettings(folder=tmp_path)) as server:
-        ask(server, conversation(1, 700))
-        server.settle()
-        (stats,) = server.prefixes.stats()
-        assert (stats.disk.n_blocks, stats.n_unwritten) == (0, 3)
-        server.prefixes.flush()
-        (stats,) = server.prefixes.stats()
-        assert (stats.disk.n_blocks, stats.n_unwritten) == (3, 0)
-
-
 def test_the_next_turn_copies_nothing(tiny):
     """It begins in its slot with all that is there, and is kept with it."""
     with serve(tiny, EXACT) as server:

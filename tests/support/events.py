@@ -93,7 +93,6 @@ def follow_events(path, n_events: int, unified: bool, page_tokens: int, n_thread
     rng = np.random.default_rng(5)
     kv = KvOptions(**SAMPLED, recent_tokens=0, page_size=page_tokens, plan_every=1, **options)
     with attached(path, kv, n_ctx=256 if unified else 4 * 256, unified=unified, n_threads=n_threads) as (context, run):
-        context.unified = unified
         model, saved, compared, resident = Model(4), [], 0, 0
         for seq in range(4):
             n = 40 if unified else 150

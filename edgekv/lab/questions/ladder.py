@@ -22,7 +22,7 @@ from edgekv.common.errors import ConfigError
 from edgekv.common.machine import stamp
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.sim import Scenario, simulate
-from edgekv.lab.traces.trace import Trace
+from edgekv.lab.traces.trace import Trace, TraceHeader
 from edgekv.models import geometry
 
 Row = dict[str, Any]
@@ -108,10 +108,7 @@ def run(bench: LadderBench, traces: Mapping[str, Path], progress: Progress = lam
 
 def of_traces(paths: Sequence[Path], **options: Any) -> LadderBench:
     """The bench on recorded traces, with their depth and steps. Raises ConfigError if traces differ in depth or steps."""
-    headers = []
-    for path in paths:
-        with Trace.open(path) as trace:
-            headers.append(trace.header)
+    headers = [_header(path) for path in paths]
     if len({(header.depth, header.n_steps) for header in headers}) > 1:
         raise ConfigError("the traces have different depths or numbers of steps, and a mean over them says nothing; give them "
                           "one by one")
@@ -140,20 +137,21 @@ def prepare(
     return found
 
 
+def _header(path: Path) -> TraceHeader:
+    with Trace.open(path) as trace:
+        return trace.header
+
+
 def _named(paths: Sequence[Path]) -> dict[str, Path]:
     """Traces by text, or by file if two have the same text."""
-    texts = []
-    for path in paths:
-        with Trace.open(path) as trace:
-            texts.append(trace.header.text)
+    texts = [_header(path).text for path in paths]
     return dict(zip(texts if len(set(texts)) == len(texts) else [str(path) for path in paths], paths))
 
 
 def _is_of(path: Path, recording: Recording) -> bool:
     if not path.exists():
         return False
-    with Trace.open(path) as trace:
-        header = trace.header
+    header = _header(path)
     return (header.model, header.text, header.depth, header.n_steps, header.resolution) == \
         (recording.model.name, recording.text.name, recording.depth, recording.n_steps, recording.resolution)
 

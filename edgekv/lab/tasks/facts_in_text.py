@@ -1,5 +1,6 @@
 """The same facts in a text, asked for in different ways."""
 
+from functools import partial
 from random import Random
 
 from msgspec import Struct
@@ -39,9 +40,12 @@ class Fact(Struct, frozen=True):
         return f"The {self.subject} is"
 
 
-@task("question-last", "four facts in a text, each asked for after it", family="facts")
-def question_last(random: Random, n_tokens: int, place: float) -> TaskSample:
-    return _sample(random, n_tokens, place)
+def _sample(random: Random, n_tokens: int, place: float, n_cold: int = 0, in_turn: bool = False) -> TaskSample:
+    facts, context = _facts_in_text(random, n_tokens, place)
+    return TaskSample(context, tuple(_question(fact, fact.asked) for fact in facts), n_cold, in_turn)
+
+
+task("question-last", "four facts in a text, each asked for after it", family="facts")(_sample)
 
 
 @task("question-first", "one fact in a text; the question stands before it, and after it only the beginning of the answer",
@@ -53,19 +57,8 @@ def question_first(random: Random, n_tokens: int, place: float) -> TaskSample:
     return TaskSample(asked_first, (_question(fact, ""),))
 
 
-@task("after-cold", f"four facts in a text, asked for after {N_COLD} tokens of other text", family="facts")
-def after_cold(random: Random, n_tokens: int, place: float) -> TaskSample:
-    return _sample(random, n_tokens, place, n_cold=N_COLD)
-
-
-@task("several", "four facts in a text, asked for in turn in one chat", family="facts")
-def several(random: Random, n_tokens: int, place: float) -> TaskSample:
-    return _sample(random, n_tokens, place, in_turn=True)
-
-
-def _sample(random: Random, n_tokens: int, place: float, n_cold: int = 0, in_turn: bool = False) -> TaskSample:
-    facts, context = _facts_in_text(random, n_tokens, place)
-    return TaskSample(context, tuple(_question(fact, fact.asked) for fact in facts), n_cold, in_turn)
+task("after-cold", f"four facts in a text, asked for after {N_COLD} tokens of other text", family="facts")(partial(_sample, n_cold=N_COLD))
+task("several", "four facts in a text, asked for in turn in one chat", family="facts")(partial(_sample, in_turn=True))
 
 
 def _facts_in_text(random: Random, n_tokens: int, place: float) -> tuple[list[Fact], Context]:

@@ -1,5 +1,6 @@
 """One or a few facts in a long text, and a question about one of them."""
 
+from functools import partial
 from random import Random
 from uuid import UUID
 
@@ -44,16 +45,6 @@ def uuid(random: Random, n_tokens: int, place: float) -> TaskSample:
         for key, value in pairs))
 
 
-@task("niah-single", "one magic number in a text", RULER)
-def niah_single(random: Random, n_tokens: int, place: float) -> TaskSample:
-    return _asked_for(random, n_tokens, place, 1)
-
-
-@task("niah-multikey", "the magic numbers of four cities in a text, each asked for", RULER)
-def niah_multikey(random: Random, n_tokens: int, place: float) -> TaskSample:
-    return _asked_for(random, n_tokens, place, 4)
-
-
 def _asked_for(random: Random, n_tokens: int, place: float, n: int) -> TaskSample:
     pairs = list(zip(random.sample(CITIES, n), _numbers(random, n)))
     context = Context(n_tokens, needles=tuple(f"The magic number of {city} is {value}." for city, value in pairs), depths=spread(n, place),
@@ -62,6 +53,10 @@ def _asked_for(random: Random, n_tokens: int, place: float, n: int) -> TaskSampl
         Question(f"What is the magic number of {city} mentioned in the text?",
                  (Blank(f"The magic number of {city} mentioned in the text is", value),))
         for city, value in pairs))
+
+
+task("niah-single", "one magic number in a text", RULER)(partial(_asked_for, n=1))
+task("niah-multikey", "the magic numbers of four cities in a text, each asked for", RULER)(partial(_asked_for, n=4))
 
 
 def _numbers(random: Random, n: int) -> list[str]:

@@ -3,7 +3,6 @@
 import threading
 import tracemalloc
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -37,16 +36,6 @@ def rows(first: int, n: int) -> np.ndarray:
     return np.full(WIDE.block_bytes(n), first // BLOCK_TOKENS + 1, np.uint8)
 
 
-@pytest.fixture
-def opens(below) -> Callable[[int], PrefixStore]:
-    """Stores with a bound of RAM, and a chain of 192 MiB below."""
-    store = open_store(2 * WHOLE, **below)
-    store.insert(Conversation(TOKENS), exact(TOKENS), rows)
-    assert store.flush(60)
-    store.close()
-    return partial(open_store, **below)
-
-
 def stream(store: PrefixStore, restored: PrefixHit, check: Callable[[], None]) -> int:
     """Read all rows as a loader does, the first layers of all blocks first. Returns the number of right pieces."""
     right = np.zeros(len(restored.pieces), int)
@@ -61,8 +50,13 @@ def stream(store: PrefixStore, restored: PrefixHit, check: Callable[[], None]) -
 
 
 @pytest.mark.parametrize("n_ram", [0, 1, 4, 40], ids=lambda n: f"RAM for {n} blocks")
-def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
-    store = opens(n_ram * BLOCK_BYTES)
+def test_a_chain_longer_than_ram_is_streamed(below, n_ram):
+    """A chain of 192 MiB lies below."""
+    store = open_store(2 * WHOLE, **below)
+    store.insert(Conversation(TOKENS), exact(TOKENS), rows)
+    assert store.flush(60)
+    store.close()
+    store = open_store(n_ram * BLOCK_BYTES, **below)
     tracemalloc.start()
     try:
         restored = stores.restore(store, TOKENS, 0, EXACT, in_part=True)

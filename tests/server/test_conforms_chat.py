@@ -15,13 +15,10 @@ from support.clients import send
 HELLO = [{"role": "user", "content": "Say hello."}]
 
 
-@pytest.fixture(scope="module")
-def client(endpoint) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="secret", max_retries=0)
-
-
 @pytest.fixture
-def chat(client):
+def chat(endpoint):
+    client = openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="secret", max_retries=0)
+
     def ask(**settings):
         return client.chat.completions.create(**{"model": "smol", "messages": HELLO, "max_completion_tokens": 8, "temperature": 0, **settings})
 

@@ -23,9 +23,9 @@ NOT_OFFERED = 501
 
 
 @pytest.fixture(scope="module")
-def server(synthetic) -> Iterator[Server]:
+def endpoint(synthetic) -> Iterator[Endpoint]:
     with contextlib.ExitStack() as dawdling, Server(options(synthetic("llama"), n_slots=4, n_ctx=2048, extra=("--timeout", "5"))) as running:
-        yield running
+        yield Endpoint(running)
         for data in (b"", b"POST /completion HTTP/1.1\r\n", request_bytes("/completion", chat())[:-1]):
             dawdling.enter_context(Endpoint(running).send(data))
         # upstream's own limit is an hour, and it waits for them when it stops
@@ -33,11 +33,6 @@ def server(synthetic) -> Iterator[Server]:
         ends.start()
         ends.join(600)
         assert not ends.is_alive() and running._argv().count("--timeout") == 2, "clients that dawdle keep the server from its end"
-
-
-@pytest.fixture(scope="module")
-def endpoint(server) -> Endpoint:
-    return Endpoint(server)
 
 
 @pytest.fixture(autouse=True)

@@ -76,7 +76,8 @@ class Warmer:
         `said(n)`: the first n characters are read. Raises EdgeKVError."""
         n_read = 0
         for end in [*range(PIECE_CHARACTERS, len(text), PIECE_CHARACTERS), len(text)]:
-            self._wait_until_idle()
+            while any(slot["is_processing"] for slot in self._ask("GET", "/slots")):
+                time.sleep(_POLL_S)
             usage = self._read(text[:end], last=end == len(text))
             n_tokens = usage["prompt_tokens"]
             n_read += n_tokens - usage["prompt_tokens_details"]["cached_tokens"]
@@ -90,10 +91,6 @@ class Warmer:
         after = [] if self._role == "user" else [{"role": "user", "content": "."}]
         body = {"messages": [message, *after], "max_tokens": 1, "temperature": 0}
         return self._ask("POST", "/v1/chat/completions", body | ({"cache_salt": self._space} if self._space else {}))["usage"]
-
-    def _wait_until_idle(self) -> None:
-        while any(slot["is_processing"] for slot in self._ask("GET", "/slots")):
-            time.sleep(_POLL_S)
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         try:

@@ -6,7 +6,7 @@ import os
 import shutil
 from contextlib import nullcontext, suppress
 from itertools import takewhile
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import hypothesis.strategies as st
 import numpy as np
@@ -147,7 +147,7 @@ class Machine(Owners):
             assert not written or where.flush(20)
             hit = restore(where, one.tokens, 0, SAMPLED, in_part=True, read_with=ONE)
             if fails:
-                held[-1].read = out_of_memory
+                held[-1].read = Mock(side_effect=MemoryError)
             for slot in held:
                 with suppress(MemoryError):
                     slot.needed()
@@ -382,10 +382,6 @@ def before(chain: tuple[Link, ...], key: bytes) -> int:
 def behind(chain: tuple[Link, ...], key: bytes) -> int:
     """Tokens of a chain up to a block and with it; 0 where that is the root."""
     return 0 if begins_chain(ROOT, key) else before(chain, key) + next((link.n for link in chain if link.key == key), AMPLE)
-
-
-def out_of_memory(layers: range, n_bytes: int) -> np.ndarray:
-    raise MemoryError
 
 
 TestMachine = Machine.TestCase

@@ -244,15 +244,12 @@ def test_snapshots_of_a_pinned_prompt_stay(n):
 # ---- in RAM alone -----------------------------------------------------------------------------------------------------------------
 
 
-def save_in_memory(store: PrefixStore, tokens: np.ndarray, **more) -> Saved:
-    return store.insert(Conversation(tokens, in_memory=True, **more), exact(tokens), reader(tokens))
-
-
 def test_its_key_gets_into_no_pin_of_a_folder(tmp_path):
     """A pin moves to the block that continues its last; the folder does not have that block, and still pins its own."""
     store, prompt = open_store(tmp_path), conversation(300, 1)
     pinned(store, prompt, time.time() + 60)
     assert store.flush(20)
     (pin,) = read_pins(tmp_path)
-    longer = save_in_memory(store, conversation(100, 2, after=prompt))
+    tokens = conversation(100, 2, after=prompt)
+    longer = store.insert(Conversation(tokens, in_memory=True), exact(tokens), reader(tokens))
     assert store.flush(20) and read_pins(tmp_path) == [pin] and store.ram.pins.keys() >= {longer.chain[-1].key}

@@ -85,3 +85,12 @@ def test_every_way_and_maker_can_be_timed(kind):
     kind.fetch(kept)
     for tokens in TOKENS:
         assert list(kind.time_makers(tokens)) == list(MAKERS) and all(seconds > 0 for seconds in kind.time_makers(tokens).values())
+
+
+@multiplies
+def test_llama_cpp_computes_all_rows_whose_time_is_taken(default_model, capfd):
+    """With AMX it leaves out a rest that fills no tiles, and says so."""
+    for kind in kinds_of(default_model):
+        for tokens in TOKENS:
+            assert all(seconds > 0 for seconds in kind.time_makers(tokens).values())
+    assert "block size" not in capfd.readouterr().err

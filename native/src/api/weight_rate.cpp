@@ -22,6 +22,7 @@ namespace {
 
 constexpr size_t kBytes = size_t{64} << 20;  // of weights that meet one token: more than most processors' caches hold
 constexpr int kValues = 2048, kTurns = 5;
+constexpr size_t kRowsTogether = 128;        // by AMX; ggml computes no rest that is no multiple of 32, and says so
 constexpr int kTokens = 64, kRows = 2048;  // the rows that several tokens meet
 constexpr size_t kNodes = 8;               // of a graph
 constexpr char kNone[] = "EdgeKV multiplies no such weights here";
@@ -68,7 +69,7 @@ public:
 
     Products(edgekv_weights kind, bool several) : cpu_(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)), backend_(ggml_backend_dev_init(cpu_, nullptr)) {
         const auto type = static_cast<ggml_type>(kind.type);
-        const size_t all = kBytes / ggml_row_size(type, kValues) / kProductRows * kProductRows;
+        const size_t all = kBytes / ggml_row_size(type, kValues) / kRowsTogether * kRowsTogether;
         ggml_tensor * weights = ggml_new_tensor_2d(weights_.get(), type, kValues, several ? kRows : static_cast<int64_t>(all));
         ggml_tensor * tokens  = ggml_new_tensor_2d(values_.get(), GGML_TYPE_F32, kValues, several ? kTokens : 1);
         weights_buffer_ = allocate(weights_, buffer_type(cpu_, kind.layout));

@@ -89,16 +89,17 @@ def _print_verdict(plan: Plan, given: Path | None) -> None:
     of_slots = f" for each of {plan.n_slots} slots" if plan.n_slots > 1 else ""
     at = f"{plan.n_ctx:,} tokens{of_slots}"
     if plan.problem is not None:
-        say(Mark.BAD, "Too large", f"DOES NOT FIT: {plan.problem}")
+        say(Mark.BAD, "No fit", plan.problem)
     else:
-        longest = next(limit.fits_tokens for limit in plan.limits if limit.mode == plan.mode)
+        longest = next((limit.fits_tokens for limit in plan.limits if limit.mode == plan.mode), None)  # None: mode evict has no longest
         say(Mark.GOOD, "Fits", "up to " + ", ".join(f"{size_of(plan.total(place), free)}" + f" ({place})" * (len(plan.free) > 1)
                                                   for place, free in plan.free.items() if plan.total(place)) + f" with {at}, mode {plan.mode}",
-            f"longest that fits: {longest:,}" + "+" * (longest >= LONGEST))
+            *([] if longest is None else [f"longest that fits: {longest:,}" + "+" * (longest >= LONGEST)]))
     rate = {speed.mode: speed.decode for speed in plan.speeds if speed.depth == plan.n_ctx}
     ours, stock = rate.get(plan.recommended), rate.get("off")
     if plan.recommended != "off" and ours and stock:
-        say(Mark.GOOD, "Speed", f"{ours:,.1f} tok/s at {plan.n_ctx:,} tokens in mode {plan.recommended}, {stock:,.1f} with llama.cpp",
+        say(Mark.GOOD if plan.problem is None else Mark.MORE, "Speed",
+            f"{ours:,.1f} tok/s at {plan.n_ctx:,} tokens in mode {plan.recommended}, {stock:,.1f} with llama.cpp",
             f"{ours / stock:.1f}x, estimate")
     else:
         say(Mark.MORE, "Mode", f"{'stock (--kv off)' if plan.recommended == 'off' else '--kv ' + plan.recommended}: {plan.why}")

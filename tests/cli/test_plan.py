@@ -147,7 +147,18 @@ def test_json(header):
 
 def test_what_does_not_fit_has_its_exit_code(header):
     result = run(header("llama-3-70b"), "--attention-device", "cpu", "--ctx", "131072", "--kv", "exact")
-    assert result.return_value == EXIT_DOES_NOT_FIT and "DOES NOT FIT" in result.stdout and "Run " not in result.stdout
+    assert result.return_value == EXIT_DOES_NOT_FIT and "\nNo fit    the weights take " in result.stdout and "Run " not in result.stdout
+
+
+def test_speed_of_what_does_not_fit_is_no_good_news(header, monkeypatch):
+    lines = on_terminal(monkeypatch, 110, header("llama-3-70b"), "--attention-device", "cpu", "--ctx", "131072")
+    assert [line[:8].split() for line in lines if line[:1] in "✓✗" and line] == [["✗", "No", "fit"]] and any(line.startswith("  Speed ") for line in lines)
+
+
+@pytest.mark.parametrize("more", [(), ("--evict-to", "4096", "-c", "8192"), ("--evict-to", "999999999GiB", "-c", "8192")])
+def test_mode_evict_has_no_longest_context(header, more):
+    result = run(header(), "--attention-device", "cpu", "--kv", "evict", *more)
+    assert result.exception is None and "mode evict" in result.stdout and "longest that fits" not in result.stdout, result.output
 
 
 def test_a_home_on_disk(header, tmp_path):

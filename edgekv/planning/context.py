@@ -17,7 +17,7 @@ def choose_context(request: ContextRequest) -> ContextChoice:
 
     Without a length it is the trained context, or as much of that as fits into half of the memory that the weights leave. A longer one is cut
     to the trained context. In mode evict, whose memory does not grow with the context, it is any length, without one ENDLESS, if the model's
-    keys can turn. Raises DoesNotFit if the context asked for, before any cut, needs more than is free; ConfigError if the
+    keys can turn. Raises DoesNotFit if the context, after such a cut, needs more than is free; ConfigError if the
     arena's budget holds no page, or if a type cannot hold the model's heads.
     """
     model, kv = request.shape, request.kv
@@ -34,8 +34,8 @@ def choose_context(request: ContextRequest) -> ContextChoice:
         return ContextChoice(n, kv_bytes(model, n, kv, request.slots.n), None)
     if request.n_ctx is None:
         return _automatic(request)
-    check_context(request, request.n_ctx)
     n, note = min(request.n_ctx, model.n_ctx_train), None
+    check_context(request, n)
     if n < request.n_ctx:
         note = f"the model was trained for {n:,} tokens; the context is that, not {request.n_ctx:,}"
     return ContextChoice(n, kv_bytes(request.shape, n, request.kv, request.slots.n), note)

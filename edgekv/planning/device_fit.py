@@ -243,13 +243,12 @@ def choose_device_context(
         note = None if n == n_train else f"the context is {n:,} tokens of the {n_train:,} the model was trained for: {why} (--ctx sets another)"
     else:
         room_host = max(0, available - COMPUTE_BYTES)
-        home = plan(rounded(n_ctx)).home
+        n = min(n_ctx, n_train)
+        home = plan(rounded(n)).home
         if home > room_host:
             best = min(n_train, largest_context(lambda n: fits(n, room_host), n_train))
-            raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size(home)} of host memory for its pages, and "
+            raise DoesNotFit(f"a context of {n:,} tokens needs {size(home)} of host memory for its pages, and "
                              f"{size(available)} are free; " + (f"use --ctx {best} or less" if best else "close other programs"))
-        check_device(model, n_ctx, kv, room, n_sequences)
-        n = min(n_ctx, n_train)
         note = None if n == n_ctx else f"the model was trained for {n:,} tokens; the context is that, not {n_ctx:,}"
     chosen = check_device(model, n, kv, room, n_sequences)
     return ContextChoice(n, KvBytes(chosen.home + chosen.others, chosen.sketches, chosen.tables, chosen.arena), note, chosen)

@@ -50,7 +50,8 @@ def test_the_length_that_is_asked_for(model):
     cut = choose_context(request(model, EXACT, 9000))
     assert cut.n_ctx == 4096 and "4,096" in cut.note and "9,000" in cut.note
     assert "use --ctx 1024 or less" in refusal(request(model, EXACT, 4096, needed(model, EXACT, 1024)))
-    assert "use --ctx 4096 or less" in refusal(request(model, EXACT, 10**9, 1 << 30))
+    assert choose_context(request(model, EXACT, 10**9, needed(model, EXACT, 4096))) == choose_context(request(model, EXACT, 10**9)), "what is opened must fit"
+    assert "a context of 4,096 tokens needs " in refusal(request(model, EXACT, 10**9, needed(model, EXACT, 4096) - 1))
 
 
 @pytest.mark.parametrize("n_slots", [1, 2])
@@ -116,11 +117,12 @@ def test_an_impossible_budget_gets_a_possible_one(model, tmp_path):
         choose_context(request(model, on_disk.with_(kv_budget=1), 4096))
 
 
-def test_what_is_set_aside_is_named_where_it_is_the_reason(model):
+def test_what_is_set_aside_is_named_where_it_is_the_reason(model, synthetic):
+    long = open_model(synthetic("llama", n_ctx_train=65_536))
     available = needed(model, EXACT, 1024)
     assert "17.0 MiB of memory are set aside for kept prefixes (--cache-ram)" in refusal(
         request(model, EXACT, 1024, available, store_bytes=MIB)), "and what is in flight while it is loaded"
-    assert "--cache-ram" not in refusal(request(model, EXACT, 65_536, needed(model, EXACT, 65_536) - 1, store_bytes=16)), "nor would it fit without"
+    assert "--cache-ram" not in refusal(request(long, EXACT, 65_536, needed(long, EXACT, 65_536) - 1, store_bytes=16)), "nor would it fit without"
 
 
 def test_layers_on_a_gpu_are_not_on_the_host(model):

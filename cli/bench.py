@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,17 @@ from edgekv.cli.common.ending import ending
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.help import Group
 from edgekv.cli.common.lists import CommaList, ModeList, numbers, pair
+from edgekv.cli.common.number_types import WholeNumber
 from edgekv.cli.common.shared_options import Parsed, model_path, option, token_bounds
 from edgekv.cli.compare import compare
 from edgekv.cli.speed_rows import OUTPUTS, print_speed, sentence, write_line
 from edgekv.common.enums import CacheType
+from edgekv.common.machine import MOST_THREADS
 from edgekv.common.units import parse_bytes
 from edgekv.config import parse_kv_dir
 
 _NUMBERS = Parsed("N,...", numbers)
+_THREADS = Parsed("N,...", partial(numbers, most=MOST_THREADS))
 _BUDGETS = Parsed("BYTES,...", lambda text: tuple(parse_bytes(part.strip(), "the KV budget") for part in text.split(",")))
 _TYPES = CommaList(click.Choice([kind.value for kind in CacheType]), "TYPE,...")
 _FILLS = ("text", "synthetic")
@@ -55,13 +59,13 @@ def _many(*names: str, **settings: Any) -> Any:
 @_many("-d", "--n-depth", "depths", type=_NUMBERS, default=("0",), help="Tokens in the cache before each test.")
 @_many("-b", "--batch-size", "batches", type=_NUMBERS, default=("2048",), help="Tokens passed to llama.cpp at once.")
 @_many("-ub", "--ubatch-size", "ubatches", type=_NUMBERS, default=("512",), help="Tokens computed at once.")
-@_many("-t", "--threads", type=_NUMBERS, help="CPU threads.  [default: one for each core]")
+@_many("-t", "--threads", type=_THREADS, help="CPU threads.  [default: one for each core]")
 @_many("-ctk", "--cache-type-k", "type_k", type=_TYPES, default=("f16",), help="Types of the K cache.")
 @_many("-ctv", "--cache-type-v", "type_v", type=_TYPES, default=("f16",), help="Types of the V cache.")
 @_many("--kv-bytes", type=Parsed("SIZE,...", token_bounds),
        help="Also caches with types by layer, of at most so many bytes of K and V a token, e.g. 24KiB; the modes' own name is in `type_k`, a digit "
             "for each layer.")
-@option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, help="Passes of each test, the modes in turns.")
+@option("-r", "--repetitions", type=WholeNumber(1), default=5, show_default=True, help="Passes of each test, the modes in turns.")
 @option("--modes", type=ModeList(), help=f"{_MODES_HELP}  [default: {','.join(_MODES)}; with --kv-dir {','.join(_MODES_ON_DISK)}]")
 @option("--kv-dir", type=Parsed("folder", parse_kv_dir), metavar="DIR",
         help="A folder on a disk for K and V, as in chat and serve, in modes sparse and exact. Stock keeps them in memory and is not measured.  "
@@ -75,9 +79,9 @@ def _many(*names: str, **settings: Any) -> Any:
         help="Text to read and predict: prose, code or dialogue (made from Python's standard library), or a file. Several times for several.")
 @option("--kld", is_flag=True,
         help="Also show predictions and the rows read for them: likelihood, divergence from stock and from full attention. JSON always has them.")
-@option("--warmup", type=click.IntRange(0), metavar="N",
+@option("--warmup", type=WholeNumber(0), metavar="N",
         help="Tokens that every mode decodes with full attention before its pass.  [default: in mode sparse -n / 8, at most 16]")
-@option("--page-size", type=click.IntRange(1), help="Cells per page.  [default: 16]")
+@option("--page-size", type=WholeNumber(1), help="Cells per page.  [default: 16]")
 @option("--peer", type=click.Path(path_type=Path), metavar="PROGRAM", help="Another llama-bench, which measures the same file in between.")
 @option("-o", "--output", type=click.Choice(OUTPUTS), default=OUTPUTS[0], show_default=True, help="How to print.")
 @click.pass_context

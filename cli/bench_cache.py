@@ -10,10 +10,11 @@ import click
 from edgekv.cli.common.ending import ending
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.number_types import WholeNumber
 from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, parse_address, threads_option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_measured
 from edgekv.common.enums import CacheCodec
-from edgekv.common.units import fixed, tokens
+from edgekv.common.units import MOST_TOKENS, fixed, tokens
 
 _PLACES = {"ram": "RAM", "disk": "disk", "shared": "the shared server"}
 _CODECS = (CacheCodec.NONE.value, CacheCodec.ROUND.value)
@@ -36,8 +37,8 @@ COLUMNS = [
     "edgekv bench cache --cache-url redis://127.0.0.1:6379/0 -r 5 -o csv",
 ))
 @model_argument
-@option("-p", "--prompt", "n_tokens", type=click.IntRange(1), default=4096, show_default=True, help="Tokens of the prompt that is kept.")
-@option("-n", "--predict", "n_predicted", type=click.IntRange(1), default=64, show_default=True,
+@option("-p", "--prompt", "n_tokens", type=WholeNumber(1, MOST_TOKENS), default=4096, show_default=True, help="Tokens of the prompt that is kept.")
+@option("-n", "--predict", "n_predicted", type=WholeNumber(1, MOST_TOKENS), default=64, show_default=True,
         help="Tokens behind it whose predictions are compared.")
 @option("--cache-dir", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
         help="Measure the disk of this folder; nothing is left there.  [default: no disk]")
@@ -45,7 +46,7 @@ COLUMNS = [
         help="Measure this Redis-compatible server, redis://HOST:PORT/DB; it forgets the rows after a quarter of an hour.  [default: none]")
 @option("--codecs", type=CommaList(click.Choice(_CODECS), "CODEC,..."), default=",".join(_CODECS), show_default=True,
         help="Forms of the rows of --cache-dir and --cache-url, as of --cache-codec.")
-@option("-r", "--turns", type=click.IntRange(1), default=3, show_default=True, help="Turns; each reads one of the texts.")
+@option("-r", "--turns", type=WholeNumber(1), default=3, show_default=True, help="Turns; each reads one of the texts.")
 @threads_option
 @option("--text", "texts", multiple=True, metavar="TEXT", default=("prose",), show_default=True,
         help="Text to read: prose, code or dialogue, or a file. Several times for several.")

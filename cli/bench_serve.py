@@ -10,10 +10,12 @@ import click
 from edgekv.cli.common.ending import ending
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.number_types import WholeNumber
 from edgekv.cli.common.shared_options import model_argument, model_path, option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_measured
 from edgekv.common.enums import STOCK_KERNELS, KvMode
-from edgekv.common.units import fixed, tokens
+from edgekv.common.machine import MOST_THREADS
+from edgekv.common.units import MOST_TOKENS, fixed, tokens
 
 COLUMNS = [
     Column("server", "server", right=False, rank=NAME),
@@ -44,11 +46,11 @@ SERVERS = (*STOCK_KERNELS, KvMode.EXACT.value, KvMode.SPARSE.value)
 @option("--api-key", metavar="KEY", help="With --url: the server's key.")
 @option("--servers", type=CommaList(click.Choice(SERVERS), "SERVER,..."), default=",".join(SERVERS), show_default=True,
         help="What to compare: stock llama.cpp with and without flash attention, and modes of EdgeKV.")
-@option("-c", "--clients", type=click.IntRange(1, 64), default=4, show_default=True, help="Clients with requests at the same time.")
-@option("-p", "--prompt", "n_prompt", type=click.IntRange(1), default=1900, show_default=True, help="Tokens of each client's prompt.")
-@option("-n", "--answer", "n_answer", type=click.IntRange(2), default=64, show_default=True, help="Tokens of each answer.")
-@option("-r", "--turns", type=click.IntRange(1), default=2, show_default=True, help="Turns of each server.")
-@option("-t", "--threads", type=click.IntRange(1), help="CPU threads of each server.  [default: one for each core]")
+@option("-c", "--clients", type=WholeNumber(1, 64), default=4, show_default=True, help="Clients with requests at the same time.")
+@option("-p", "--prompt", "n_prompt", type=WholeNumber(1, MOST_TOKENS), default=1900, show_default=True, help="Tokens of each client's prompt.")
+@option("-n", "--answer", "n_answer", type=WholeNumber(2, MOST_TOKENS), default=64, show_default=True, help="Tokens of each answer.")
+@option("-r", "--turns", type=WholeNumber(1), default=2, show_default=True, help="Turns of each server.")
+@option("-t", "--threads", type=WholeNumber(1, MOST_THREADS), help="CPU threads of each server.  [default: one for each core]")
 @option("--text", default="prose", show_default=True, help="Text to read: prose, code or dialogue, or a file.")
 @output_option("json", "csv", "md")
 def bench_serve(

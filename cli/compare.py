@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.number_types import FiniteNumber
 from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_json, print_rows
 from edgekv.common.errors import EXIT_OK, EXIT_RUNTIME, ConfigError
@@ -50,7 +51,7 @@ _ALWAYS = {"test", "mode", "a_tokens_per_s", "a_stddev", "b_tokens_per_s", "b_st
     "edgekv bench compare main.json branch.json --fail-below 0.95",
 ))
 @click.argument("files", metavar="A.json B.json ...", nargs=-1, type=click.Path(path_type=Path))
-@option("--fail-below", type=click.FloatRange(min=0, min_open=True), metavar="RATIO",
+@option("--fail-below", type=FiniteNumber(min=0, min_open=True), metavar="RATIO",
         help="Exit with 1 where B/A of a pair is below RATIO by more than its noise, e.g. 0.95: for a check after each change.")
 @output_option("json", "csv", "md")
 def compare(files: tuple[Path, ...], fail_below: float | None, output: str) -> int:

@@ -7,11 +7,12 @@ import click
 
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.number_types import WholeNumber
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_rows
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import gibibytes, parameters, tokens
+from edgekv.common.units import MOST_TOKENS, gibibytes, parameters, tokens
 
 WEIGHT_TYPES, MIXTURES = ("q4_0", "q8_0", "f16", "bf16"), ("q4_k_m",)  # as in edgekv.models.shapes, which is too slow for `--help`
 
@@ -59,13 +60,13 @@ def shapes(output: str) -> None:
         help="The file to write.  [default: synthetic-SHAPE-TYPE.gguf in this folder]")
 @option("--type", "weight_type", envvar="EDGEKV_SYNTH_TYPE", type=click.Choice([*WEIGHT_TYPES, *MIXTURES]), default=WEIGHT_TYPES[0],
         show_default=True, help="Type of the matrices; q4_k_m is llama.cpp's mixture, made from a file of f16 beside it.")
-@option("--layers", envvar="EDGEKV_SYNTH_LAYERS", type=click.IntRange(1, 512), metavar="N",
+@option("--layers", envvar="EDGEKV_SYNTH_LAYERS", type=WholeNumber(1, 512), metavar="N",
         help="Layers to write.  [default: as many as the model has]")
-@option("--ctx-train", envvar="EDGEKV_SYNTH_CTX_TRAIN", type=click.IntRange(256), metavar="TOKENS",
+@option("--ctx-train", envvar="EDGEKV_SYNTH_CTX_TRAIN", type=WholeNumber(256, MOST_TOKENS), metavar="TOKENS",
         help="The longest context that the file allows; random weights take any.  [default: the model's]")
 @option("--header-only", envvar="EDGEKV_SYNTH_HEADER_ONLY", is_flag=True,
         help="Write the header without the weights, a small file that `edgekv plan` and `edgekv models show` can read.")
-@option("--seed", envvar="EDGEKV_SYNTH_SEED", type=click.IntRange(0), default=0, show_default=True, help="Seed of the weights.")
+@option("--seed", envvar="EDGEKV_SYNTH_SEED", type=WholeNumber(0), default=0, show_default=True, help="Seed of the weights.")
 def synth(shape: str, output: Path | None, weight_type: str, layers: int | None, ctx_train: int | None, header_only: bool,
           seed: int) -> None:
     """Write a model of random weights in the shape of a real one (`edgekv models shapes` lists them).

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 from edgekv.common.errors import ConfigError
+from edgekv.common.machine import MOST_THREADS
+from edgekv.common.units import MOST_TOKENS
 
 if TYPE_CHECKING:
     from edgekv.common.enums import KvMode, PromptReading, Split
@@ -114,16 +116,20 @@ def check_names(given: Iterable[str]) -> None:
             raise ConfigError(f"Llama has no keyword {name!r}; " + (f"did you mean {near[0]!r}?" if near else "leave it out"))
 
 
-_LEAST = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 0}
-"""Numbers of tokens, and the least of each: 0 is the context that the model was trained for, or n_batch."""
+_TOKENS, _THREADS = "tokens", "threads"
+_LEAST = {"n_ctx": (_TOKENS, 0), "n_batch": (_TOKENS, 1), "n_ubatch": (_TOKENS, 0), "n_threads": (_THREADS, 0), "n_threads_batch": (_THREADS, 0)}
+"""Numbers, and the least of each: 0 is the context that the model was trained for, n_batch, or llama_cpp's own number of threads."""
+_MOST = {_TOKENS: MOST_TOKENS, _THREADS: MOST_THREADS}
 
 
 def check_numbers(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a number of tokens that is none, or too small."""
+    """Raise ConfigError for a number of tokens or threads that is none, too small or too large."""
     for name in _LEAST.keys() & given:
-        value = given[name]
-        if not hasattr(value, "__index__") or not _LEAST[name] <= value < 1 << 31:
-            raise ConfigError(f"{name} is {value!r}; it must be a number of tokens, at least {_LEAST[name]}")
+        value, (noun, least) = given[name], _LEAST[name]
+        if value is None and noun == _THREADS:
+            continue
+        if not hasattr(value, "__index__") or not least <= value <= _MOST[noun]:
+            raise ConfigError(f"{name} is {value!r}; it must be a number of {noun} from {least} to {_MOST[noun]:,}")
 
 
 def signature_of(init: Callable[..., None], base: Callable[..., None]) -> inspect.Signature:

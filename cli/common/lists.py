@@ -10,7 +10,7 @@ import click
 from edgekv.cli.common.choices import items
 from edgekv.cli.common.shared_options import Parsed
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import parse_share
+from edgekv.common.units import MOST_TOKENS, parse_share
 from edgekv.config.assignments import split_modes
 
 if TYPE_CHECKING:
@@ -60,18 +60,18 @@ MOST = 1000
 _PART = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """The numbers of "512", "1,2,4", "0-8192+2048" or "1-8*2", in its order. Raises ConfigError."""
+def numbers(text: str, most: int = MOST_TOKENS) -> tuple[int, ...]:
+    """The numbers of "512", "1,2,4", "0-8192+2048" or "1-8*2", in its order, each at most `most`. Raises ConfigError."""
     found: list[int] = []
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
             raise ConfigError(f"{part.strip()!r} is not a number or range; write 512, or 0-8192+2048, or 1-8*2, with commas between them")
-        first = int(match[1])
-        last = int(match[2]) if match[2] else first
+        first = _bounded(match[1], most)
+        last = _bounded(match[2], most) if match[2] else first
         if last < first:
             raise ConfigError(f"the range {part.strip()!r} ends before it begins")
-        step = int(match[4]) if match[4] else 1
+        step = _bounded(match[4], most) if match[4] else 1
         while first <= last:
             found.append(first)
             if len(found) > MOST:
@@ -88,4 +88,10 @@ def pair(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text)
     if match is None:
         raise ConfigError(f"{text!r} is not a pair of numbers; write tokens of the prompt, a comma, tokens after it: 512,128")
-    return int(match[1]), int(match[2])
+    return _bounded(match[1]), _bounded(match[2])
+
+
+def _bounded(digits: str, most: int = MOST_TOKENS) -> int:
+    if len(digits) > 20 or (n := int(digits)) > most:
+        raise ConfigError(f"{digits} is too large; give {most:,} or less")
+    return n

@@ -12,8 +12,10 @@ import click
 from click.core import ParameterSource
 
 from edgekv.cli.common.choices import HUB, OF_OPTION, models
+from edgekv.cli.common.number_types import FiniteNumber, WholeNumber
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
+from edgekv.common.machine import MOST_THREADS
 from edgekv.common.units import size
 from edgekv.config import INSTEAD_OF, KvOptions, one_of_two, parse_token_bytes
 from edgekv.config.setting_table import OF_KV, OLD, SETTINGS, Number, Setting, check_renamed, keyword_of, variable_of
@@ -91,7 +93,7 @@ def _fetched(text: str) -> Path:
     return pull(address, agree=agree)
 
 
-threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one for each core]")
+threads_option = option("-t", "--threads", type=WholeNumber(1, MOST_THREADS), help="CPU threads.  [default: one for each core]")
 
 
 # ---- options of the table of settings ---------------------------------------------------------------------------------------------
@@ -163,8 +165,8 @@ def _type(setting: Setting) -> click.ParamType:
     kind = setting.kind
     if isinstance(kind, Number):
         if kind.whole:
-            return click.IntRange(int(kind.least), None if kind.most is None else int(kind.most))
-        return click.FloatRange(kind.least, kind.most, min_open=kind.above)
+            return WholeNumber(int(kind.least), None if kind.most is None else int(kind.most))
+        return FiniteNumber(kind.least, kind.most, min_open=kind.above)
     if kind is Path:
         return click.Path(file_okay=setting.unit != "DIR", path_type=Path)
     if kind in (bool, str):

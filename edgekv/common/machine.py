@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
+MOST_THREADS = 512
+"""Of ggml."""
 
 _INTEL = {
     0x3C: "Haswell", 0x3F: "Haswell", 0x45: "Haswell", 0x46: "Haswell", 0x3D: "Broadwell", 0x47: "Broadwell", 0x4F: "Broadwell",

@@ -6,6 +6,9 @@ from edgekv.common.errors import ConfigError
 
 MIB = 1 << 20
 GIB = 1 << 30
+MOST_TOKENS = 1 << 30
+"""Of a context, or of anything that is measured in tokens."""
+_MOST_BYTES = 1 << 60
 
 SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 """The words for on and off, in lower case."""
@@ -20,13 +23,15 @@ def parse_bytes(text: str, noun: str = "the size") -> int | None:
         return None
     if match is None:
         raise ConfigError(f"{noun} is {text!r}; write bytes such as 512MiB or 2GiB, or auto")
-    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+    if (n_bytes := float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " ")) >= _MOST_BYTES:
+        raise ConfigError(f"{noun} is {text!r}, which is too large; write bytes such as 512MiB or 2GiB")
+    return int(n_bytes)
 
 
 def parse_tokens(text: str) -> int | None:
-    """ "4096" as a number of tokens, at least 1; None for anything else."""
+    """ "4096" as a number of tokens, from 1 to MOST_TOKENS; None for anything else."""
     try:
-        return n if (n := int(text)) >= 1 else None
+        return n if 1 <= (n := int(text)) <= MOST_TOKENS else None
     except ValueError:
         return None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgekv.common.enums import PAGE_TOKENS, CacheType, DeviceKind, Kinds, PromptReading, Split
 from edgekv.common.errors import ConfigError
+from edgekv.common.units import MOST_TOKENS
 from edgekv.config.head_errors import DEFAULT_RESOLUTION, HeadErrors, Table
 from edgekv.config.layer_types import NEAR_STOCK, LayerTypes
 from edgekv.config.values import (
@@ -157,8 +158,8 @@ class EvictionOptions:
 
     def __post_init__(self) -> None:
         _choose(self, "split", Split, "budget split")
-        if self.positions is not None and (not isinstance(self.positions, int) or self.positions < 1):
-            raise ConfigError(f"positions is {self.positions!r}; it must be a whole number from 1, or None")
+        if self.positions is not None and (not isinstance(self.positions, int) or not 1 <= self.positions <= MOST_TOKENS):
+            raise ConfigError(f"positions is {self.positions!r}; it must be a whole number from 1 to {MOST_TOKENS:,}, or None")
         object.__setattr__(self, "evict_to", Keep.parse(self.evict_to))
 
 
@@ -200,5 +201,5 @@ def _choose(group: object, name: str, kind: type[Enum], noun: str) -> None:
 
 def _at_least(group: object, name: str, least: int) -> None:
     value = getattr(group, name)
-    if not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number from {least}")
+    if not isinstance(value, int) or not least <= value <= MOST_TOKENS:
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number from {least} to {MOST_TOKENS:,}")

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from edgekv.common.enums import CacheCodec, CacheType, Drafting, KvMode, PromptReading, Split, WhenFull
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import SWITCH, parse_bytes, parse_duration
+from edgekv.common.machine import MOST_THREADS
+from edgekv.common.units import MOST_TOKENS, SWITCH, parse_bytes, parse_duration
 from edgekv.config.groups import DEVICES, CacheOptions, EvictionOptions, PlacementOptions, SelectionOptions
 from edgekv.config.values import Keep, parse_kv_dir, parse_sample_budget, parse_target_error, parse_token_bytes
 
@@ -125,9 +126,10 @@ def _context(text: str, noun: str) -> int | None:
     if text == "auto":
         return None
     number = text.lower().removesuffix("k")
-    if not number.isdecimal() or not int(number):
-        raise ConfigError(f"{noun} is {text!r}; it must be a number of tokens from 1, such as 4096 or 4k, or auto")
-    return int(number) * (1 if number == text else 1024)
+    n = int(number) * (1 if number == text else 1024) if number.isdecimal() and len(number) < 20 else 0
+    if not 1 <= n <= MOST_TOKENS:
+        raise ConfigError(f"{noun} is {text!r}; it must be a number of tokens from 1 to {MOST_TOKENS:,}, such as 4096 or 4k, or auto")
+    return n
 
 
 def _amount(text: str, noun: str) -> int:
@@ -268,7 +270,7 @@ SETTINGS = (
                                        "disk again for every token.", keyword=""), where=EVERYWHERE, of_kv=True),
     *_listed(
         "Processor and GPU",
-        row("threads", Number(1), "CPU threads.", short=("-t",), keyword="", usual="one for each core", brief="CPU threads"),
+        row("threads", Number(1, MOST_THREADS), "CPU threads.", short=("-t",), keyword="", usual="one for each core", brief="CPU threads"),
         row("attention-device", DEVICES,
          "Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the weights too; auto: on the GPU if one "
          "can be used.", usual=PlacementOptions.attention_device),

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import MIB, size
+from edgekv.common.units import MIB, MOST_TOKENS, size
 from edgekv.config import CacheOptions, Keep, KvOptions
 from edgekv.models import Geometry
 from edgekv.models.geometry import block_numbers
@@ -116,7 +116,7 @@ def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:
     if n_tokens < CONTEXT_STEP:
         raise ConfigError(f"{size(kv.eviction.evict_to.bytes)} hold fewer than {CONTEXT_STEP} tokens of this model, {per_token:,} bytes each; "
                           f"keep at least {size(CONTEXT_STEP * per_token)}")
-    return kv.with_(evict_to=Keep(n_tokens))
+    return kv.with_(evict_to=Keep(min(n_tokens, MOST_TOKENS)))
 
 
 def kept(n_ctx: int, kv: KvOptions) -> int:

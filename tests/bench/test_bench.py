@@ -37,7 +37,8 @@ def test_numbers(text, found):
     assert numbers(text) == found
 
 
-@pytest.mark.parametrize("text", ["", "x", "1,", "4-2", "1-8*1", "0-8*2", "1-8+0", "1-8-2", "-3", "1.5", "0-100000"])
+@pytest.mark.parametrize("text", ["", "x", "1,", "4-2", "1-8*1", "0-8*2", "1-8+0", "1-8-2", "-3", "1.5", "0-100000",
+                                  "99999999999", "0-8+99999999999", "9" * 5000])
 def test_bad_numbers(text):
     with pytest.raises(ConfigError, match=r"\d"):
         numbers(text)

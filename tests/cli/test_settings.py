@@ -81,6 +81,30 @@ def test_the_library_reads_the_variables_of_kv_options(setting, monkeypatch):
     assert value(KvOptions.from_env()) != value(KvOptions())
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    *((f"{command} -c 2147483647", "from 1 to 1,073,741,824, such as 4096 or 4k, or auto") for command in ("chat", "serve", "plan")),
+    ("plan -t 99999999999", "99999999999 is not in the range 1<=x<=512"),
+    ("plan --evict-to 99999999999999", "such as 4096"),
+    ("plan --cache-ram " + "9" * 400, "which is too large; write bytes such as 512MiB"),
+    *((f"chat -p hi --temp {value}", f"{value} is not a finite number in the range x>=0") for value in ("nan", "inf", "1e400")),
+    ("chat -p hi --temp hot", "'hot' is not a valid number."),
+    ("chat -p hi -n much", "'much' is not a valid whole number."),
+    ("chat -p hi --top-p nan", "nan is not a finite number in the range 0<=x<=1"),
+    ("chat -p hi --repeat-penalty inf", "inf is not a finite number in the range x>0"),
+    ("chat -p hi -n 99999999999", "99999999999 is too large; give 2,147,483,647 or less"),
+    ("chat -p hi --top-k 99999999999999", "is too large; give 2,147,483,647 or less"),
+    ("serve --max-queue 99999999999", "is too large; give 2,147,483,647 or less"),
+    ("serve --max-itl nan", "nan is not a finite number"),
+    *((f"bench {letter} 99999999999", "99999999999 is too large; give 1,073,741,824 or less") for letter in ("-p", "-n", "-d")),
+    ("bench -pg 1,99999999999", "99999999999 is too large"),
+    ("bench -t 513", "513 is too large; give 512 or less"),
+    ("models synth tiny --ctx-train 99999999999", "is not in the range 256<=x<=1073741824"),
+])
+def test_numbers_that_nothing_can_hold_get_a_sentence(words, said):
+    result = run(*words.split())
+    assert result.exit_code == EXIT_USAGE and said in " ".join(result.output.split()), (result.output, result.exception)
+
+
 def test_defaults_are_said_as_they_are():
     by_name = {one.name: one.default_text for one in SETTINGS}
     options = {one.name: one.default for group in _GROUPS.values() for one in fields(group)}

@@ -69,9 +69,12 @@ def test_what_stock_raises_is_caught_as_there(synthetic, tmp_path):
     ({"kv": "off", "mode": "exact"}, "kv and mode are one option"),
     ({"kv": "fast"}, "there is no KV mode 'fast'; use one of: exact, sparse, evict, off"),
     ({"type_k": "q3"}, "there is no K cache type 'q3'; use one of: f16, q8_0, q4_0"),
-    ({"n_ctx": -5}, "n_ctx is -5; it must be a number of tokens, at least 0"),
+    ({"n_ctx": -5}, "n_ctx is -5; it must be a number of tokens from 0 to 1,073,741,824"),
     ({"n_ctx": "512"}, "n_ctx is '512'; it must be a number of tokens"),
-    ({"n_batch": 0}, "n_batch is 0; it must be a number of tokens, at least 1"),
+    ({"n_batch": 0}, "n_batch is 0; it must be a number of tokens from 1 to 1,073,741,824"),
+    ({"n_ctx": 2**31 - 1}, "n_ctx is 2147483647; it must be a number of tokens from 0"),
+    ({"n_threads": 10**11}, "n_threads is 100000000000; it must be a number of threads from 0 to 512"),
+    ({"kv": "sparse", "recent_tokens": 2**40}, "it must be a whole number from 0 to 1,073,741,824"),
 ])
 def test_what_would_have_no_effect_is_refused(opened, options, sentence):
     with pytest.raises(ConfigError, match=sentence):

@@ -115,6 +115,12 @@ def test_a_program_whose_llama_is_ours(synthetic, tmp_path):
         assert done.stdout == f"exact True\n{more}" and done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("module", ["nomodule", "json.nomodule", "nomodule.deep", "xml", ".x"])
+def test_a_module_that_is_none_gets_a_sentence(module):
+    done = subprocess.run([sys.executable, "-m", "edgekv", "run", "-m", module], capture_output=True, text=True)
+    assert done.returncode == 2 and f"there is no module {module}; name one that `python -m` finds" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_an_installed_llama_is_copied_as_it_is(synthetic, tmp_path):
     """Under either name of the class."""
     program = ("import edgekv, pickle; edgekv.install(kv='exact', n_ctx=64); from llama_cpp.llama import Llama; "

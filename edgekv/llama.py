@@ -101,6 +101,9 @@ class Llama(llama_cpp.Llama):
             if "llama_context" in str(error):  # the other messages name the file
                 raise EdgeKVError(f"llama.cpp could not create a context of {options.get('n_ctx', 512)} tokens for {model_path}; "
                                   "ask for a smaller one") from error
+            from edgekv.models.reader import open_gguf
+
+            open_gguf(Path(model_path))  # knows more of what is wrong with a file
             raise ModelError(f"llama.cpp could not load {model_path}: {error}") from error
         try:
             if adapter and not self._lora_adapter:  # a null pointer, which llama_cpp takes for an adapter

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from edgekv.common.errors import ModelError
+from edgekv.common.units import size
 from edgekv.models.kept import Kept, identity, settled
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def open_gguf(path: Path, whole: bool = True) -> MetadataReader:
     if path.is_dir():
         files = sorted(p.name for p in path.iterdir() if p.suffix.lower() == ".gguf")
         found = ", ".join(files[:4]) + " and more" * (len(files) > 4) if files else "no GGUF file"
-        raise ModelError(f"{path} is a directory, not a GGUF file; it contains {found}")
+        give = f"give {path / files[0]}" if len(files) == 1 else f"give the path of {'one' if files else 'a GGUF model'}"
+        raise ModelError(f"{path} is a directory, not a GGUF file; it contains {found}: {give}")
     n_bytes = path.stat().st_size
     if n_bytes == 0:
         raise ModelError(f"{path} is empty (zero bytes); download it again")
@@ -132,7 +134,7 @@ def open_gguf(path: Path, whole: bool = True) -> MetadataReader:
     if missing > 0 and whole:
         if HEADER_ONLY in reader:
             raise ModelError(f"{path} holds the header of a model and no weights; `edgekv plan` reads it, and nothing can run it")
-        raise ModelError(f"{path} is truncated: the last {missing} bytes of its weights are missing; download it again")
+        raise ModelError(f"{path} is truncated: the last {size(missing)} of its weights are missing; download it again")
     return reader
 
 

@@ -16,6 +16,7 @@ from support.headers import with_keys
 from edgekv import _native
 from edgekv._native.gguf_header import block_sizes, file_types
 from edgekv.common.errors import EXIT_MODEL, ConfigError, ModelError
+from edgekv.common.units import size
 from edgekv.llama import Llama
 from edgekv.models import default, geometry, synth
 from edgekv.models import default_model as find_default_model
@@ -117,9 +118,9 @@ def test_missing_file(tmp_path):
 
 
 def test_directory(tmp_path):
-    assert "is a directory" in _refusal(tmp_path) and "no GGUF file" in _refusal(tmp_path)
+    assert "is a directory, not a GGUF file; it contains no GGUF file: give the path of a GGUF model" in _refusal(tmp_path)
     (tmp_path / "model.gguf").touch()
-    assert "it contains model.gguf" in _refusal(tmp_path)
+    assert f"it contains model.gguf: give {tmp_path / 'model.gguf'}" in _refusal(tmp_path)
 
 
 SAFETENSORS_HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [75], "data_offsets": [0, 300]}}).encode().ljust(300)
@@ -154,11 +155,11 @@ def test_truncated_real_file(default_model, tmp_path, keep):
     """The file ends in the weights, in the weights again, and in the vocabulary."""
     path = tmp_path / "model.gguf"
     shutil.copyfile(default_model, path)
-    size = path.stat().st_size
+    n_bytes = path.stat().st_size
     with path.open("r+b") as file:
-        file.truncate(int(size * keep))
+        file.truncate(int(n_bytes * keep))
     message = _refusal(path)
-    assert "truncated" in message and ("header" if keep < 0.01 else f"{size - int(size * keep)} bytes") in message
+    assert "truncated" in message and ("header" if keep < 0.01 else f"the last {size(n_bytes - int(n_bytes * keep))} of its weights") in message
 
 
 MUTATIONS = """

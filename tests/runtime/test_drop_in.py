@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -51,8 +52,10 @@ def test_a_copy_keeps_all_options(opened, copied):
 
 
 def test_what_stock_raises_is_caught_as_there(synthetic, tmp_path):
-    for path, kind in ((tmp_path / "none.gguf", ModelError), (synthetic("llama"), ConfigError)):
-        with pytest.raises(ValueError) as caught:
+    (tmp_path / "cut.gguf").write_bytes(Path(synthetic("llama")).read_bytes()[:-5000])
+    for path, kind, said in ((tmp_path / "none.gguf", ModelError, "there is no file"), (tmp_path / "cut.gguf", ModelError, "the last 4.9 KiB of its weights"),
+                             (tmp_path, ModelError, "is a directory, not a GGUF file; it contains cut.gguf"), (synthetic("llama"), ConfigError, "page_size")):
+        with pytest.raises(ValueError, match=said) as caught:
             Llama(path, kv="exact", n_ctx=512, page_size=17 if kind is ConfigError else 16, verbose=False)
         assert isinstance(caught.value, kind) and isinstance(caught.value, EdgeKVError)
     with pytest.raises(MemoryError, match=r"use n_ctx=\d+ or less") as caught:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
@@ -47,6 +48,12 @@ BLOCK_COLUMNS = [
 N_SHOWN = 32
 """First tokens that `show` lists."""
 
+def _check_named(folder: Path) -> None:
+    """Raise ConfigError if a folder is named that is not there; the default one is there from its first block on."""
+    if click.get_current_context().get_parameter_source("folder") is not ParameterSource.DEFAULT and not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}; name the one of `edgekv serve --cache-dir`")
+
+
 folder_option = option("--cache-dir", "folder", envvar="EDGEKV_CACHE_DIR", type=click.Path(path_type=Path, file_okay=False), default=default_folder,
                        help="The folder of the prefixes.  [default: edgekv/prefixes in the user's cache folder]")
 
@@ -77,6 +84,7 @@ def list_(folder: Path, output: str) -> None:
     """
     from edgekv.prefix_cache.listing import list_chains
 
+    _check_named(folder)
     chains = list_chains(folder)
     if chains or output != "table":
         print_rows([_row(chain) for chain in chains], LIST_COLUMNS, output)
@@ -170,6 +178,7 @@ def verify(remove: bool, folder: Path) -> None:
     from edgekv.prefix_cache.files import listed, remove_file
     from edgekv.prefix_cache.listing import fault_of
 
+    _check_named(folder)
     n = n_bytes = n_damaged = 0
     with progress_bar() as show_progress:
         for n, file in enumerate(files := listed(folder), 1):

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from edgekv.cli.common.choices import HUB, OF_OPTION, models
 from edgekv.cli.common.number_types import FiniteNumber, WholeNumber
 from edgekv.common.enums import KvMode
-from edgekv.common.errors import ConfigError
+from edgekv.common.errors import ConfigError, ModelError
 from edgekv.common.machine import MOST_THREADS
 from edgekv.common.units import size
 from edgekv.config import INSTEAD_OF, KvOptions, one_of_two, parse_token_bytes
@@ -64,7 +64,7 @@ model_argument = click.argument("model", required=False, envvar=variable_of("mod
 
 def model_path(model: Path | None) -> Path:
     """The file of the model to use; one of Hugging Face's that is not here is fetched, if a person at a terminal agrees. Raises ModelError if there is
-    none of that name, ConfigError if it would have to be fetched and nobody can be asked, EdgeKVError if it cannot be."""
+    none of that name, or if it would have to be fetched and nobody can be asked, EdgeKVError if it cannot be."""
     if model is None:
         from edgekv.models import default_model
 
@@ -85,7 +85,7 @@ def _fetched(text: str) -> Path:
     if (path := kept(address)) is not None:
         return path
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError(f"{text} is not on this machine, and nobody can be asked here; `edgekv models pull {text}` fetches it")
+        raise ModelError(f"{text} is not on this machine, and nobody can be asked here; `edgekv models pull {text}` fetches it")
 
     def agree(name: str, n_bytes: int) -> bool:
         return click.confirm(f"Fetch {name}, {size(n_bytes)}, from Hugging Face?", default=True, err=True)

@@ -70,7 +70,8 @@ def test_list(folder):
 
 def test_an_empty_folder(tmp_path):
     assert rows(tmp_path) == [] and "0 conversations in 0 blocks" in run(tmp_path, "list").stderr
-    assert run(tmp_path / "none", "list").exit_code == 0
+    for command in ("list", "verify"):
+        assert "name the one of `edgekv serve --cache-dir`" in error_of(run(tmp_path / "none", command), ConfigError)
     assert "0 blocks" in run(tmp_path, "verify").stdout
 
 

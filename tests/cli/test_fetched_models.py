@@ -8,7 +8,7 @@ import pytest
 from support.hub import Hub
 from support.serve_process import EDGEKV
 
-from edgekv.common.errors import EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
+from edgekv.common.errors import EXIT_MODEL, EXIT_OK, EXIT_RUNTIME
 from edgekv.common.units import size
 
 PARTS = ["big/Small-F16-00001-of-00002.gguf", "big/Small-F16-00002-of-00002.gguf"]
@@ -60,7 +60,7 @@ def test_nothing_is_fetched_without_a_persons_consent(edgekv, environment, hub, 
     assert code == EXIT_RUNTIME and "nothing was fetched" in seen and not hub.fetched()
     hub.asked.clear()
     done = edgekv("models", "show", "hf:user/repo", **variables)
-    assert done.returncode == EXIT_USAGE and not hub.asked
+    assert done.returncode == EXIT_MODEL and not hub.asked
     assert "hf:user/repo is not on this machine, and nobody can be asked here; `edgekv models pull hf:user/repo` fetches it" in done.stderr
 
 

@@ -42,7 +42,7 @@ def test_an_address_finds_what_is_here_whole(monkeypatch, tmp_path):
     for file in FILES[3], FILES[-2]:
         (folder / file).write_bytes(b"GGUF")
     assert model_path(Path("hf:user/repo")) == model_path(Path("hf:user/repo:Q8_0")) == folder / FILES[3]
-    with pytest.raises(ConfigError, match="nobody can be asked"):
+    with pytest.raises(ModelError, match="nobody can be asked"):
         model_path(Path("hf:user/repo:F16"))  # the second part is not here
     (folder / FILES[-1]).write_bytes(b"GGUF")
     assert model_path(Path("hf:user/repo:F16")) == folder / FILES[-2]

@@ -215,6 +215,8 @@ def inspector(path: Path) -> Inspector:
 
 def check_projector(path: Path) -> None:
     """By its header alone. Raises ModelError."""
+    if not path.exists():
+        raise ModelError(f"there is no file {path}; give the projector that comes with the model")
     reader = open_gguf(path)
     if reader.value("general.type") != "mmproj" and reader.value("general.architecture") != "clip":
         raise ModelError(f"{path} is not a projector; --mmproj takes the file that comes with a model for its images or sound, often named mmproj")

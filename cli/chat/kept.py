@@ -63,7 +63,7 @@ class KeptChats:
         """The newest name. Raises EdgeKVError if nothing is kept."""
         names = self.names()
         if not names:
-            raise EdgeKVError(f"no conversation is kept yet in {self.folder}")
+            raise EdgeKVError(f"no conversation is kept yet in {self.folder}; leave --resume out")
         return names[0]
 
     def entries(self) -> tuple[list[Entry], list[str]]:
@@ -79,12 +79,12 @@ class KeptChats:
                 problems.append(str(error))
         return entries, problems
 
-    def path(self, name: str) -> Path:
-        """The file of a conversation. Raises EdgeKVError if there is none of this name."""
+    def path(self, name: str, otherwise: str = "") -> Path:
+        """The file of a conversation. Raises EdgeKVError if there is none of this name. otherwise: what the person can do where no name is near."""
         names = self.names()
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            raise EdgeKVError(f"no conversation is kept as {name}; " + (f"did you mean {near[0]}?" if near else _listed(names)))
+            raise EdgeKVError(f"no conversation is kept as {name}; " + (f"did you mean {near[0]}?" if near else _listed(names) + otherwise))
         return self.folder / f"{name}{_ENDING}"
 
     def id_of(self, name: str) -> str | None:

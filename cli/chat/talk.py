@@ -30,7 +30,7 @@ class Talk(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.resumed is not None:
-            read_records(self.kept.path(self.resumed))  # before a model is loaded
+            read_records(self.kept.path(self.resumed, "; leave --resume out"))  # before a model is loaded
 
     @property
     def keeping(self) -> bool:

@@ -129,7 +129,7 @@ class Endpoint:
         return answered
 
     def _unreachable(self, error: Exception) -> EdgeKVError:
-        return EdgeKVError(f"{self._url} cannot be reached: {error or type(error).__name__}")
+        return EdgeKVError(f"{self._url} cannot be reached: {error or type(error).__name__}; `edgekv serve` starts one, --url names another")
 
     def together(self, prompts: Sequence[str], n_tokens: int, model: str) -> LoadPart:
         """Send all prompts at the same time, one client each. Raises KeyboardInterrupt after Ctrl-C (`edgekv.measure.interrupts`)."""

@@ -96,7 +96,8 @@ class Warmer:
         try:
             response = self._http.request(method, path, json=body)
         except self._error as error:
-            raise EdgeKVError(f"there is no server at {self._url}, or it went away ({error or type(error).__name__})") from None
+            raise EdgeKVError(f"there is no server at {self._url}, or it went away ({error or type(error).__name__}); "
+                              "`edgekv serve` starts one, --url names another") from None
         if response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise EdgeKVError(f"the server at {self._url} does not let you in (HTTP {response.status_code}); name its key with --api-key")
         try:

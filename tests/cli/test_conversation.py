@@ -346,7 +346,8 @@ def test_one_question_goes_on_with_a_conversation(environment, endpoint, tmp_pat
                               stdin=subprocess.DEVNULL)
 
     kept = KeptChats(tmp_path / "data" / "edgekv" / "chats")
-    assert run("--resume").returncode == EXIT_RUNTIME
+    for nothing in (run("--resume"), run("--resume", "nothere")):
+        assert nothing.returncode == EXIT_RUNTIME and nothing.stderr.endswith("; leave --resume out\n")
     keep(kept, "one", "x", system="Be brief.")
     assert run("--resume", "one", "-s", "Be long.").stdout == "answer 1\n"
     assert [m["content"] for m in endpoint.requests[0]["messages"]] == ["Be long.", "one", "x", "and now?"]

@@ -187,7 +187,7 @@ def test_what_is_loaded_later_takes_its_memory(header, tmp_path, name: str, writ
     assert beside["total"]["host"] - alone["total"]["host"] == takes(file)
     assert " ".join(beside["flags"]) == " ".join(alone["flags"]).replace(" --attention", f" {name} {file} --attention")
     other = lora(tmp_path / "other.gguf", SyntheticShape()) if name == "--mmproj" else vision.qwen2vl(tmp_path / "other.gguf")
-    for wrong, why in ((other, "other.gguf is "), (tmp_path / "none.gguf", "there is no file")):
+    for wrong, why in ((other, "other.gguf is "), (tmp_path / "none.gguf", "none.gguf; give the " + ("projector" if name == "--mmproj" else "path"))):
         error = run(header(), name, str(wrong)).exception
         assert isinstance(error, ModelError) and why in str(error)
 

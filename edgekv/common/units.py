@@ -16,15 +16,15 @@ SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 # ---- reading --------------------------------------------------------------------------------------------------------------------
 
 
-def parse_bytes(text: str, noun: str = "the size") -> int | None:
-    """ "512MiB", "1.5G" (both powers of 1024), "4096" as bytes; "auto" is None. Raises ConfigError."""
+def parse_bytes(text: str, noun: str = "the size", such_as: str = "512MiB or 2GiB, or auto") -> int | None:
+    """ "512MiB", "1.5G" (both powers of 1024), "4096" as bytes; "auto" is None. Raises ConfigError, with examples of what is taken."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
     if text.strip().lower() == "auto":
         return None
     if match is None:
-        raise ConfigError(f"{noun} is {text!r}; write bytes such as 512MiB or 2GiB, or auto")
+        raise ConfigError(f"{noun} is {text!r}; write bytes such as {such_as}")
     if (n_bytes := float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " ")) >= _MOST_BYTES:
-        raise ConfigError(f"{noun} is {text!r}, which is too large; write bytes such as 512MiB or 2GiB")
+        raise ConfigError(f"{noun} is {text!r}, which is too large; write bytes such as {such_as}")
     return int(n_bytes)
 
 

@@ -133,9 +133,10 @@ def _context(text: str, noun: str) -> int | None:
 
 
 def _amount(text: str, noun: str) -> int:
-    n_bytes = parse_bytes(text, noun)
+    such_as = "512MiB or 2GiB"
+    n_bytes = parse_bytes(text, noun, such_as)
     if n_bytes is None:
-        raise ConfigError(f"{noun} is {text!r}; write bytes such as 512MiB or 2GiB")
+        raise ConfigError(f"{noun} is {text!r}; write bytes such as {such_as}")
     return n_bytes
 
 

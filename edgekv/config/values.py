@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
@@ -9,7 +10,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import parse_bytes, parse_share, parse_tokens
+from edgekv.common.units import MOST_TOKENS, parse_bytes, parse_share, parse_tokens
 from edgekv.config.layer_types import NEAR_STOCK
 
 E = TypeVar("E", bound=Enum)
@@ -34,10 +35,10 @@ class Keep(Struct, frozen=True):
         if n_tokens := parse_tokens(text):
             return cls(tokens=n_tokens)
         if text[:1].isdigit() and not text.isdigit():
-            n_bytes = parse_bytes(text, "what is kept")
-            if n_bytes:
-                return cls(tokens=0, bytes=n_bytes)
-        raise ConfigError(f"what is kept is {text!r}; it must be a number of tokens such as 4096, or bytes with their unit such as 64MiB")
+            with suppress(ConfigError):
+                if n_bytes := parse_bytes(text):
+                    return cls(tokens=0, bytes=n_bytes)
+        raise ConfigError(f"what is kept is {text!r}; write tokens such as 4096, {MOST_TOKENS:,} at most, or bytes such as 64MiB")
 
     def __str__(self) -> str:
         return f"{self.bytes}B" if self.bytes else f"{self.tokens}"
@@ -77,9 +78,10 @@ def parse_target_error(value: str | float | None, name: str = "target error") ->
 
 def parse_token_bytes(text: str, name: str = "the size of K and V of a token") -> int:
     """ "24KiB" as bytes, "auto" as NEAR_STOCK. Raises ConfigError."""
-    n_bytes = parse_bytes(text, name)
+    such_as = "24KiB, or auto"
+    n_bytes = parse_bytes(text, name, such_as)
     if n_bytes == 0:
-        raise ConfigError(f"{name} is {text!r}; write bytes such as 24KiB, or auto")
+        raise ConfigError(f"{name} is {text!r}; write bytes such as {such_as}")
     return NEAR_STOCK if n_bytes is None else n_bytes
 
 

@@ -84,8 +84,11 @@ def test_the_library_reads_the_variables_of_kv_options(setting, monkeypatch):
 @pytest.mark.parametrize(("words", "said"), [
     *((f"{command} -c 2147483647", "from 1 to 1,073,741,824, such as 4096 or 4k, or auto") for command in ("chat", "serve", "plan")),
     ("plan -t 99999999999", "99999999999 is not in the range 1<=x<=512"),
-    ("plan --evict-to 99999999999999", "such as 4096"),
-    ("plan --cache-ram " + "9" * 400, "which is too large; write bytes such as 512MiB"),
+    *((f"plan --evict-to {value}", "write tokens such as 4096, 1,073,741,824 at most, or bytes such as 64MiB.") for value in ("99999999999999", "1e9")),
+    ("plan --cache-ram " + "9" * 400, "which is too large; write bytes such as 512MiB or 2GiB."),
+    ("plan --cache-ram foo", "'foo'; write bytes such as 512MiB or 2GiB."),
+    ("plan --kv-bytes foo", "'foo'; write bytes such as 24KiB, or auto."),
+    ("plan --kv-budget foo", "'foo'; write bytes such as 512MiB or 2GiB, or auto."),
     *((f"chat -p hi --temp {value}", f"{value} is not a finite number in the range x>=0") for value in ("nan", "inf", "1e400")),
     ("chat -p hi --temp hot", "'hot' is not a valid number."),
     ("chat -p hi -n much", "'much' is not a valid whole number."),
@@ -100,7 +103,7 @@ def test_the_library_reads_the_variables_of_kv_options(setting, monkeypatch):
     ("bench -t 513", "513 is too large; give 512 or less"),
     ("models synth tiny --ctx-train 99999999999", "is not in the range 256<=x<=1073741824"),
 ])
-def test_numbers_that_nothing_can_hold_get_a_sentence(words, said):
+def test_numbers_that_are_none_or_too_large_get_a_sentence(words, said):
     result = run(*words.split())
     assert result.exit_code == EXIT_USAGE and said in " ".join(result.output.split()), (result.output, result.exception)
 

@@ -315,7 +315,7 @@ def _reads(mode: str, selection: SelectionReport) -> Part:
     """Tokens that each head read, and the estimated error of its output."""
     if not selection.n_selections:
         return [(_LAST, f"KV {mode} reads all tokens")]
-    share = f"KV {mode} {100 * selection.attended:.1f} %"
+    share = f"reads {100 * selection.attended:.1f} %"
     error = "" if selection.error is None else f", error ~{rough_percent(selection.error)}"
     return [(2, f"KV {mode} reads {reads_text(selection)}{error}"), (4, share + error), (_LAST, share)]
 

@@ -50,7 +50,7 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
                   NO_COLOR="1")
     chat.say(f"/read {tmp_path}/long.txt", "6,000 characters")
     footer = chat.say("Summarise.", r"decode [\d.]+ t/s")
-    assert re.search(r"KV sparse [\d.]+ %", footer), footer  # and the error, where the line has room: an answer that is cut says so
+    assert re.search(r"reads [\d.]+ %", footer), footer  # and the error, where the line has room: an answer that is cut says so
     shown = chat.say("/pin last", r"2\s+assistant: .*\(pinned, tokens [\d,]+ to [\d,]+\)")
     assert re.search(r"system: Be brief\.  \(pinned, tokens \d+ to \d+\)", shown)
     chat.say("/regen", r"decode [\d.]+ t/s")

@@ -197,8 +197,8 @@ def test_footer_of_mode_sparse(capsys):
     assert footer(PaperKv(CHOSEN, TIERS)) == whole == footer(PaperKv(CHOSEN, TIERS), len(whole))
     narrow = [footer(PaperKv(CHOSEN, TIERS), width) for width in (150, 100, 80, 50)]
     assert all(len(line) <= width for line, width in zip(narrow, (150, 100, 80, 50)))
-    assert "prefill" not in narrow[1] and "arena hit 91 %" in narrow[1] and "KV sparse 6.6 %, error ~0.6 %" in narrow[2]
-    assert all("context" in line and "decode" in line and ("474 of 7,168" in line or "6.6 %" in line) for line in narrow)
+    assert "prefill" not in narrow[1] and "arena hit 91 %" in narrow[1] and "· reads 6.6 %, error ~0.6 % ·" in narrow[2] and "KV" not in narrow[3]
+    assert all("context" in line and "decode" in line and ("474 of 7,168" in line or "reads 6.6 %" in line) for line in narrow)
     assert "KV sparse reads all tokens · decode" in footer(PaperKv(SelectionReport()), 70), "a short context is attended whole"
     without = footer(PaperKv(replace(CHOSEN, error_sum=0.0, n_errors=0), TIERS))
     assert "reads 474 of 7,168 tokens a head · arena" in without, "nobody estimated an error"

@@ -160,7 +160,7 @@ def _measure(
     if rows:
         print_speed(rows, output, kld)
         end.say(sentence(rows), output)
-        click.echo(f"measured work {100 * meter.share:.0f} % of {meter.seconds:.0f} s", err=True)
+        click.echo(f"{meter.measured:.1f} of {meter.seconds:.0f} s were measurement, the rest loading and filling", err=True)
     end.close()
 
 

@@ -72,7 +72,7 @@ def write_line(rows: Sequence[Row], file: TextIO) -> None:
 
 def _shown(row: Row) -> Row:
     """The row with the fields that columns show."""
-    speed = None if row["avg_ts"] is None else f"{row['avg_ts']:,.2f} ± {row['stddev_ts']:.2f}"
+    speed = None if row["avg_ts"] is None else f"{row['avg_ts']:,.2f}" + f" ± {row['stddev_ts']:.2f}" * (len(row["samples_ts"]) > 1)
     mode = row["kv_mode"] + (" *" if row["best_stock"] else "")
     if row["kv_mode"] == "peer":
         mode = row["peer"] + ("" if row["flash_attn"] is None else f" -fa {row['flash_attn']}")

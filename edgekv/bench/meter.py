@@ -1,4 +1,4 @@
-"""The progress of a run, the time left, and the share of measured work in the time."""
+"""The progress of a run, the time left, and the time of the passes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -40,8 +40,3 @@ class Meter:
     @property
     def seconds(self) -> float:
         return self._clock() - self._began
-
-    @property
-    def share(self) -> float:
-        """The share of measured work in the time."""
-        return self.measured / self.seconds if self.seconds else 0.0

@@ -31,7 +31,7 @@ LIST_COLUMNS = [
     Column("kv_bytes_per_token", "KV B/token", tokens, rank=3),
     Column("n_ctx_train", "trained for", tokens, rank=4),
     Column("fits_tokens", "fits now", tokens, rank=8),
-    Column("problem", "", right=False, rank=8, least=20),
+    Column("problem", "problem", right=False, rank=8, least=20),
 ]
 
 TYPE_COLUMNS = [
@@ -80,7 +80,7 @@ def list_models(output: str) -> None:
     if output == "table" and not rows:
         click.echo("there is no model here; `edgekv models pull hf:USER/REPO` fetches one", err=True)
         return
-    print_rows(rows, LIST_COLUMNS, output)
+    print_rows(rows, [column for column in LIST_COLUMNS if column.key != "problem" or any(row["problem"] for row in rows)], output)
 
 
 def _row(local: LocalModel) -> dict[str, Any]:

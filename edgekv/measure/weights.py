@@ -45,7 +45,7 @@ T = TypeVar("T")
 Show = Callable[[str, int, int], None]
 """Called before each measurement with (what is done, finished measurements, all of them)."""
 
-WHAT = "measuring this machine once"
+WHAT = "measuring this machine"
 
 _PROMPT_BYTES = 8 * MIB  # many tokens compute for so long on what they read that caches do not matter
 _PROMPT_S = 1.0  # without fast kernels a prompt's token takes as long as one by itself: so many seconds of such tokens are enough

@@ -8,12 +8,12 @@ from edgekv.common.registry import Registry
 
 SPLITS: Registry[Split] = Registry("budget split")
 SPLITS.add("uniform", Split.UNIFORM, Split.UNIFORM.description, "StreamingLLM, H2O, SnapKV, Quest")
-SPLITS.add("layer", Split.LAYER, Split.LAYER.description, "AdaKV, arXiv:2407.11550")
+SPLITS.add("layer", Split.LAYER, Split.LAYER.description, "Ada-KV, arXiv:2407.11550")
 SPLITS.add("pyramid", Split.PYRAMID, Split.PYRAMID.description, "PyramidKV, arXiv:2406.02069")
 SPLITS.add("pooled", Split.POOLED, Split.POOLED.description, "EdgeKV")
 
 LAYER_FLOOR = 0.2
-"""The least that each head gets if a layer's heads share a budget, as a part of its even share: AdaKV's safeguard."""
+"""The least that each head gets if a layer's heads share a budget, as a part of its even share: Ada-KV's safeguard."""
 
 PYRAMID_STEEPNESS = 20
 """PyramidKV's beta: the last layer has 1 / beta of the mean budget."""

@@ -129,7 +129,10 @@ def test_list(home):
     assert rows["small:latest"]["architecture"] == "llama" and rows["small:latest"]["layers"] == "2/2"
     assert rows["cached"]["kv_bytes_per_token"] == 1024 and rows["cached"]["fits_tokens"] == 4096
     assert rows["studio"]["architecture"] is None and "is truncated: the last" in rows["studio"]["problem"]
-    assert "fits now" in run("list").stdout
+    head = run("list").stdout.splitlines()[0]
+    assert "fits now" in head and head.endswith("  problem")
+    (home / ".lmstudio").rename(home / "away")
+    assert run("list").stdout.splitlines()[0].endswith("fits now")
 
 
 def test_path(home, default_model):

@@ -74,6 +74,8 @@ def asked(path: Path, options: dict[str, Any], kv: KvMode | str | None, kv_optio
         options.setdefault("n_ubatch", min(n_batch, options["n_batch"]))
     if cache.kv_dir is not None and not flash_attn:
         raise ConfigError("a KV home on disk needs flash_attn, without which V is stored transposed: each token would read all of it")
+    if (n_ctx := options.get("n_ctx", 512)) and options.get("n_batch", 0) > n_ctx:
+        options["n_batch"] = n_ctx  # as llama_cpp does, but for its array of logits
     options.setdefault("swa_full", False)
     options.setdefault("verbose", False)
     if options.get("n_gpu_layers") == 0 and found.placement.attention_device == AUTO_DEVICE:

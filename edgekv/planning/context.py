@@ -3,7 +3,7 @@
 
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit
-from edgekv.common.units import MIB, size
+from edgekv.common.units import MIB, MOST_TOKENS, size
 from edgekv.planning.allocations import HOST, NATIVE_BYTES, ContextRequest
 from edgekv.planning.fit import CONTEXT_STEP, ContextChoice, check_types, kv_bytes, largest_context, page_bytes, rounded, sparse_layers
 from edgekv.planning.home import no_space
@@ -17,8 +17,8 @@ def choose_context(request: ContextRequest) -> ContextChoice:
 
     Without a length it is the trained context, or as much of that as fits into half of the memory that the weights leave. A longer one is cut
     to the trained context. In mode evict, whose memory does not grow with the context, it is any length, without one ENDLESS, if the model's
-    keys can turn. Raises DoesNotFit if the context, after such a cut, needs more than is free; ConfigError if the
-    arena's budget holds no page, or if a type cannot hold the model's heads.
+    keys can turn. Raises DoesNotFit if the context, after such a cut, needs more than is free; ConfigError if all
+    slots together have more than MOST_TOKENS, if the arena's budget holds no page, or if a type cannot hold the model's heads.
     """
     model, kv = request.shape, request.kv
     check_types(model, kv.cache)
@@ -30,6 +30,9 @@ def choose_context(request: ContextRequest) -> ContextChoice:
     _check_budget(request)
     if kv.mode is KvMode.EVICT and model.turns and (request.n_ctx or request.fits(ENDLESS, kv)):
         n = request.n_ctx or ENDLESS
+        if n * request.slots.n > MOST_TOKENS:
+            raise ConfigError(f"{request.slots.n} slots of {n:,} tokens are more than {MOST_TOKENS:,} in all; "
+                              f"use --ctx {MOST_TOKENS // request.slots.n} or less")
         check_context(request, n)
         return ContextChoice(n, kv_bytes(model, n, kv, request.slots.n), None)
     if request.n_ctx is None:

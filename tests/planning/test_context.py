@@ -54,6 +54,13 @@ def test_the_length_that_is_asked_for(model):
     assert "a context of 4,096 tokens needs " in refusal(request(model, EXACT, 10**9, needed(model, EXACT, 4096) - 1))
 
 
+def test_no_more_tokens_than_can_be_counted(model):
+    evict = EXACT.with_(mode="evict")
+    assert choose_context(request(model, evict, 1 << 29, n_slots=2)).n_ctx == 1 << 29
+    with pytest.raises(ConfigError, match="2 slots of 536,870,913 tokens are more than 1,073,741,824 in all; use --ctx 536870912 or less"):
+        choose_context(request(model, evict, (1 << 29) + 1, n_slots=2))
+
+
 @pytest.mark.parametrize("n_slots", [1, 2])
 def test_the_automatic_length_leaves_half_of_the_rest(model, n_slots):
     """The rest is the memory that the weights and other fixed parts leave free."""

@@ -84,6 +84,11 @@ def test_what_would_have_no_effect_is_refused(opened, options, sentence):
         opened(**options)
 
 
+def test_a_batch_is_no_longer_than_its_context(opened):
+    llama = opened(n_batch=1 << 30)
+    assert llama.n_batch == 1024 == len(llama.scores)
+
+
 def test_gpu_memory_is_refused_where_no_gpu_is_used(opened, monkeypatch):
     monkeypatch.setattr(devices, "devices", lambda kind: [])
     with pytest.raises(ConfigError, match="kv_vram is GPU memory, and attention runs on the processor"):

@@ -195,6 +195,8 @@ def _decode(roofline: Callable[[KvMode, int], Speed], mode: KvMode, depth: int) 
 
 def _recommend(request: ContextRequest, n_ctx: int, roofline: Callable[[KvMode, int], Speed] | None, limits: tuple[Limit, ...]) -> tuple[KvMode, str]:
     served = sparse_layers(request.shape)
+    if request.kv.mode is KvMode.EVICT:
+        return KvMode.EVICT, f"it keeps {kept(n_ctx, request.kv):,} tokens, however long the conversation becomes; no speed of it is estimated"
     if not served and request.room is None and whole_layers(request.shape):
         return KvMode.EXACT, "EdgeKV attends its layers whole in every mode: none has pages to choose from"
     if not served:
@@ -255,6 +257,8 @@ def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
     if request.from_disk:
         yield "--weights-from-disk"
     yield from request.later
+    if mode is KvMode.EVICT:
+        yield from ("--evict-to", str(request.kv.eviction.evict_to))
     if mode is KvMode.SPARSE and (error := request.kv.selection.target_error) is not None:
         yield from ("--target-error", f"{100 * error:g}%")
     cache = request.kv.cache

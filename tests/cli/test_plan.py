@@ -159,6 +159,7 @@ def test_speed_of_what_does_not_fit_is_no_good_news(header, monkeypatch):
 def test_mode_evict_has_no_longest_context(header, more):
     result = run(header(), "--attention-device", "cpu", "--kv", "evict", *more)
     assert result.exception is None and "mode evict" in result.stdout and "longest that fits" not in result.stdout, result.output
+    assert "--kv evict --evict-to " in next(line for line in result.stdout.splitlines() if line.startswith("Run "))
 
 
 def test_a_home_on_disk(header, tmp_path):

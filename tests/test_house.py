@@ -36,7 +36,7 @@ BUDGETS = {
     "edgekv/runtime": 1_739,
     "edgekv/server": 5_052,
     "edgekv/tiering": 1_474,
-    "findings": 1_584,
+    "findings": 1_585,
     "models": 2_206,
     "native": 592,
     "native/cuda": 7_201,

@@ -52,8 +52,7 @@ MEMBERS = {"core/0004": {"edgekv_clock"}, "core/0019": {"edgekv_threads"}, "serv
 LOCALS = {
     "core/0001": {"edgekv_attended", "edgekv_choice", "edgekv_stored"}, "core/0003": {"edgekv_ubatch"}, "core/0005": {"edgekv_records"},
     "core/0006": {"edgekv_expected", "edgekv_planning"}, "core/0012": {"edgekv_labels"}, "core/0013": {"edgekv_product"}, "core/0020": {"edgekv_offsets"},
-    "server/0001": {"edgekv_file", "edgekv_scope", "edgekv_why"}, "server/0002": {"edgekv_embeds", "edgekv_end", "edgekv_loop", "edgekv_next", "edgekv_slot",
-                                                                                "edgekv_turn"},
+    "server/0001": {"edgekv_file", "edgekv_scope", "edgekv_why"}, "server/0002": {"edgekv_embeds", "edgekv_end", "edgekv_loop", "edgekv_slot", "edgekv_turn"},
     "server/0003": {"edgekv_answer", "edgekv_i", "edgekv_infill", "edgekv_later", "edgekv_slot", "edgekv_token"},
     "server/0004": {"edgekv_begun", "edgekv_choice", "edgekv_error", "edgekv_state"}, "server/0005": {"edgekv_before", "edgekv_error", "edgekv_here"}}
 

@@ -72,6 +72,7 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
 def test_ctrl_c_stops_the_answer_only(screen):
     chat = screen("--ctx", "2048", "--temp", "0")
     for n_messages in (2, 4):
+        chat.until(r"\(/help for commands\)")  # what is typed before is shown twice, and a note follows it
         chat.type(ENDLESS)
         chat.until(r"river\.[^\n]*\n\s*([\w'-]+[\s,.]+){4}")
         assert not chat.child.getecho(), "the terminal says that it shows no keys while an answer comes"
